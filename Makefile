@@ -1,0 +1,46 @@
+# Every command of the README is a target here. Each one installs what it needs first, once.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+# Through the environment rather than --constraint, so that the build backend is pinned too.
+export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: help install demo test test-slow lint format bench clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
+
+install: $(INSTALLED)  ## create .venv with the exact versions of constraints.txt
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)  ## reproduce the chain-walk figure and say where to look
+	@$(BIN)/cbsql demo
+
+test: $(INSTALLED)  ## all but the slow tests
+	$(BIN)/pytest -n 2
+
+test-slow: $(INSTALLED)  ## the slow tests only
+	$(BIN)/pytest -n 2 -m slow
+
+lint: $(INSTALLED)  ## formatting, style and types
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(INSTALLED)  ## rewrite the code in the house style
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED)  ## measure speed, each figure beside something to compare it with
+	@for benchmark in benchmarks/*.py; do $(BIN)/python $$benchmark || exit 1; done
+
+clean:  ## remove what the targets above made
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
