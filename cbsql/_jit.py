@@ -15,5 +15,5 @@ def jit(*, parallel: bool = False) -> Callable[[Function], Function]:
     in NumPy) instead of raising. Fast-math stays off: results must not depend on how a loop was
     vectorised.
     """
-    options = {"cache": True, "nogil": True, "error_model": "numpy", "parallel": parallel}
-    return cast(Callable[[Function], Function], numba.njit(**options))
+    compiler = numba.njit(cache=True, nogil=True, error_model="numpy", parallel=parallel)
+    return cast(Callable[[Function], Function], compiler)

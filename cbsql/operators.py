@@ -1,0 +1,78 @@
+"""The equations of count-based soft Q-learning, as pure functions of tensors.
+
+Actions are the last dimension of ``q``. The inverse temperature ``beta`` is a float, or a tensor
+with one value for each row of ``q`` (its shape without the last dimension).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def mellowmax(q: Tensor, beta: float | Tensor) -> Tensor:
+    r"""Soft maximum over actions, the value of the soft Bellman backup.
+
+    .. math:: \frac1\beta \log \frac1{|A|} \sum_a \exp(\beta q_a)
+
+    It is the mean of ``q`` at ``beta = 0`` and its maximum at ``beta = inf``, and both limits are
+    exact. The derivative with respect to ``q`` is :func:`soft_policy`.
+    """
+    if isinstance(beta, float) and beta == math.inf:
+        return q.amax(-1)  # the whole computation for DQN
+    beta = _per_row(beta, q)
+    # Relative to the maximum nothing overflows; expm1 and log1p keep all digits as beta -> 0.
+    # The reference is a constant: it cancels out of the value, so it must not enter the gradient.
+    top = q.detach().amax(-1)
+    below = q - top.unsqueeze(-1)
+    # A beta too small to bend the mean within the precision of q: dividing by it would only
+    # amplify rounding, and at zero be undefined.
+    mean = beta * below.detach().amin(-1).neg() < torch.finfo(q.dtype).eps
+    greedy = torch.isinf(beta)
+    # Rows at a limit compute with 1, so that the branch not taken has a finite gradient.
+    soft_beta = torch.where(mean | greedy, 1.0, beta).to(q.dtype)
+    soft = torch.log1p(torch.expm1(soft_beta.unsqueeze(-1) * below).mean(-1)) / soft_beta
+    soft = torch.where(mean, below.mean(-1), soft) + top
+    return torch.where(greedy, q.amax(-1), soft)
+
+
+def soft_policy(q: Tensor, beta: float | Tensor) -> Tensor:
+    r"""The optimiser of the soft backup, :math:`\pi(a) \propto \exp(\beta q_a)`.
+
+    Uniform at ``beta = 0``; at ``beta = inf`` uniform over the actions that share the maximum.
+    """
+    beta = _per_row(beta, q).to(q.dtype).unsqueeze(-1)
+    below = q - q.amax(-1, keepdim=True)
+    greedy = torch.isinf(beta)
+    policy = torch.softmax(torch.where(greedy, 1.0, beta) * below, -1)
+    best = (below == 0).to(q.dtype)
+    return torch.where(greedy, best / best.sum(-1, keepdim=True), policy)
+
+
+def kl_from_uniform(policy: Tensor) -> Tensor:
+    r"""Kullback-Leibler divergence :math:`D[\pi \| \pi_0]` from the uniform policy, in nats.
+
+    Together with the other two, ``mellowmax(q, beta) = E_pi[q] - kl_from_uniform(pi) / beta``.
+    """
+    # With x = |A| pi the divergence is the mean of x log x - x + 1: no term is negative, so nothing
+    # cancels near the uniform policy, where the caller may divide by a tiny beta.
+    excess = policy * policy.shape[-1] - 1  # (..., actions)
+    terms: Tensor = torch.special.xlog1py(excess + 1, excess) - excess
+    return terms.mean(-1)
+
+
+def _per_row(beta: float | Tensor, q: Tensor) -> Tensor:
+    """One inverse temperature for each row of ``q``; a shape that would only broadcast is refused.
+
+    The values of a tensor are not checked: on an accelerator that would wait for the device.
+    """
+    if not isinstance(beta, Tensor):
+        if not beta >= 0:
+            raise ValueError(f"beta must be a number from 0 to inf, not {beta!r}.")
+        return torch.full(q.shape[:-1], beta, dtype=q.dtype, device=q.device)
+    if beta.shape not in ((), q.shape[:-1]):
+        raise ValueError(
+            f"beta has shape {tuple(beta.shape)}; with q of shape {tuple(q.shape)} it must be a "
+            f"number or have shape {tuple(q.shape[:-1])}."
+        )
+    return beta
