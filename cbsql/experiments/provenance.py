@@ -1,0 +1,40 @@
+"""Where a result comes from: what every file of results is stored with."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+
+def provenance() -> dict[str, Any]:
+    """Versions, commit and machine of this process, ready for JSON."""
+    packages = ("cbsql", "gymnasium", "numba", "numpy", "stable-baselines3", "torch")
+    return {
+        "commit": _commit(),
+        "machine": {"cpu": _cpu_name(), "cores": os.cpu_count(), "system": platform.platform()},
+        "versions": {
+            "python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in packages},
+        },
+    }
+
+
+def _commit() -> str | None:
+    """The commit of the checkout this package runs from, with ``-dirty`` if it was edited."""
+    describe = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
+    try:
+        return subprocess.run(
+            describe, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
+        ).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None  # installed from a wheel: the version says it all
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unknown")

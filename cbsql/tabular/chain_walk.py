@@ -1,0 +1,193 @@
+"""The chain-walk experiment: a batch of independent learners, compiled."""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cbsql._jit import jit
+from cbsql.envs.chain_walk import ACTIONS, EPISODE_STEPS, STATES, End, Retreat, chain_step
+from cbsql.tabular.rule import soft_update
+
+
+class Schedule(IntEnum):
+    """Where beta(s) comes from."""
+
+    constant = 0
+    """A number; infinity is Q-learning."""
+    linear = 1
+    """kappa times the number of updates made anywhere (Fox et al., 2016)."""
+    count = 2
+    """kappa n(s), the paper's."""
+    gap = 3
+    """2 mu / sigma^2 of the gap between the two action values (Fox, 2019), without a parameter."""
+    trust_region = 4
+    """A constant kappa on the advantage in Psi-learning (Rawlik et al., 2010)."""
+
+
+@dataclass(frozen=True)
+class Algorithm:
+    """A curve of the figure."""
+
+    name: str
+    schedule: Schedule
+    parameter: float = 0.0
+    """beta of a constant schedule, kappa of the others."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What ``runs`` independent learners did and learnt."""
+
+    returns: NDArray[np.float64]
+    """Noise-free return of each training episode (runs, episodes)."""
+    q: NDArray[np.float64]
+    """Values after the last episode (runs, states, actions)."""
+    n: NDArray[np.int64]
+    """Value updates made in each state (runs, states)."""
+
+
+@dataclass(frozen=True)
+class Chance:
+    """All that is random in a batch of runs, drawn beforehand.
+
+    Every algorithm meets the same luck, so that a difference between two of them is no accident.
+    """
+
+    noise: NDArray[np.float64]
+    """Added to the rewards (runs, episodes, steps)."""
+    explore: NDArray[np.bool_]
+    """Whether the action is random (runs, episodes, steps)."""
+    coin: NDArray[np.int8]
+    """The action taken when exploring or when both values are equal (runs, episodes, steps)."""
+
+    @classmethod
+    def draw(cls, rng: np.random.Generator, runs: int, episodes: int, epsilon: float) -> "Chance":
+        """Draw for ``runs`` runs of epsilon-greedy learners."""
+        shape = (runs, episodes, EPISODE_STEPS)
+        return cls(
+            noise=rng.standard_normal(shape),
+            explore=rng.random(shape) < epsilon,
+            coin=rng.integers(0, ACTIONS, shape, dtype=np.int8),
+        )
+
+
+def simulate(
+    algorithm: Algorithm,
+    chance: Chance,
+    *,
+    retreat: Retreat = Retreat.back,
+    end: End = End.timelimit,
+    gamma: float = 0.99,
+    learning_rate: float = 1.0,
+) -> Outcome:
+    """Train one learner for each run of ``chance``."""
+    runs, episodes, _ = chance.noise.shape
+    outcome = Outcome(
+        returns=np.empty((runs, episodes)),
+        q=np.zeros((runs, STATES, ACTIONS)),
+        n=np.zeros((runs, STATES), dtype=np.int64),
+    )
+    _simulate(
+        int(algorithm.schedule),
+        algorithm.parameter,
+        int(retreat),
+        end is End.terminal,
+        gamma,
+        learning_rate,
+        chance.noise,
+        chance.explore,
+        chance.coin,
+        outcome.returns,
+        outcome.q,
+        outcome.n,
+    )
+    return outcome
+
+
+# Numba sees these as constants, an IntEnum's members it would look up at each use.
+_LINEAR, _COUNT, _GAP, _TRUST_REGION = (int(kind) for kind in list(Schedule)[1:])
+
+
+@jit()
+def _simulate(  # type: ignore[no-untyped-def]
+    schedule,
+    parameter,
+    retreat,
+    terminal,
+    gamma,
+    learning_rate,
+    noise,
+    explore,
+    coin,
+    returns,
+    q_of_run,
+    n_of_run,
+) -> None:
+    runs, episodes, steps = noise.shape
+    for run in range(runs):
+        q, n = q_of_run[run], n_of_run[run]  # (states, actions), (states,)
+        evidence = np.zeros((STATES, ACTIONS, 3))  # number, mean, sum of squares of the targets
+        updates = 0
+        for episode in range(episodes):
+            state = 0
+            total = 0.0
+            for step in range(steps):
+                gap = q[state, 1] - q[state, 0]
+                if explore[run, episode, step] or gap == 0:
+                    action = int(coin[run, episode, step])
+                else:
+                    action = int(gap > 0)
+                next_state, expected = chain_step(state, action, retreat)
+                beta = parameter
+                if schedule == _LINEAR:
+                    beta = parameter * updates
+                elif schedule == _COUNT:
+                    beta = parameter * n[next_state]
+                elif schedule == _GAP:
+                    beta = _gap_beta(evidence, next_state)
+                target = soft_update(
+                    q,
+                    state,
+                    action,
+                    expected + noise[run, episode, step],
+                    next_state,
+                    0.0 if terminal and step == steps - 1 else gamma,
+                    beta,
+                    learning_rate,
+                    schedule == _TRUST_REGION,
+                )
+                n[state] += 1
+                updates += 1
+                if schedule == _GAP:
+                    _learn_target(evidence, state, action, target)
+                total += expected
+                state = next_state
+            returns[run, episode] = total
+
+
+@jit()
+def _learn_target(evidence: NDArray[np.float64], state: int, action: int, target: float) -> None:
+    """Welford's running mean and sum of squared deviations."""
+    evidence[state, action, 0] += 1
+    deviation = target - evidence[state, action, 1]
+    evidence[state, action, 1] += deviation / evidence[state, action, 0]
+    evidence[state, action, 2] += deviation * (target - evidence[state, action, 1])
+
+
+@jit()
+def _gap_beta(evidence: NDArray[np.float64], state: int) -> float:
+    """2 mu / sigma^2, each action's value being estimated by the mean of its targets.
+
+    mu is the difference of the two means and sigma^2 the sum of their squared standard errors.
+    Before both actions have been seen twice there is no sigma, and no trust: 0.
+    """
+    variance = 0.0
+    for action in range(ACTIONS):
+        seen = evidence[state, action, 0]
+        if seen < 2:
+            return 0.0
+        variance += evidence[state, action, 2] / (seen - 1) / seen
+    gap: float = evidence[state, 1, 1] - evidence[state, 0, 1]
+    return 2 * abs(gap) / variance
