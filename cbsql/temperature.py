@@ -43,6 +43,10 @@ class Temperature:
     def update(self, x: Observations) -> None:
         """Take note that each row of ``x`` received one value update."""
 
+    def settings(self) -> dict[str, float]:
+        """The numbers it was made with, by the name of the constructor's argument."""
+        return {}
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What :meth:`update` has changed, as tensors."""
         return {}
@@ -74,6 +78,10 @@ class Constant(Temperature):
         """The constant."""
         return self._beta
 
+    def settings(self) -> dict[str, float]:
+        """The constant."""
+        return {"beta": self._beta}
+
     def __repr__(self) -> str:
         return f"Constant({self._beta:g})"
 
@@ -95,6 +103,10 @@ class Linear(Temperature):
     def update(self, x: Observations) -> None:
         """One training step more."""
         self._updates += 1
+
+    def settings(self) -> dict[str, float]:
+        """kappa."""
+        return {"kappa": self.kappa}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The number of training steps."""
@@ -125,6 +137,10 @@ class CountBased(Temperature):
     def update(self, x: Observations) -> None:
         """Count the states."""
         self._counter.update(x)
+
+    def settings(self) -> dict[str, float]:
+        """kappa; what counter it counts with is not a number."""
+        return {"kappa": self.kappa}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The state of the counter."""

@@ -1,0 +1,81 @@
+"""The command line as a user meets it: a process, its output, its exit code, its files."""
+
+import csv
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+CBSQL = Path(sys.executable).parent / "cbsql"
+SMALL = ("reproduce", "chain", "--runs", "300", "--episodes", "30")
+
+
+def cbsql(*arguments, cwd):
+    return subprocess.run([CBSQL, *arguments], cwd=cwd, capture_output=True, text=True, check=False)
+
+
+def test_reproduce_chain_writes_what_it_promises(tmp_path):
+    done = cbsql(*SMALL, "--all-schedules", "--out", "out", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "out/figure.png" in done.stdout
+    out = tmp_path / "out"
+    assert {path.name for path in out.iterdir()} == {
+        *("curves.csv", "figure.png", "figure.svg", "summary.md", "run.json"),
+        *("effective_beta.csv", "effective_beta.png", "effective_beta.svg"),
+    }
+    rows = list(csv.DictReader((out / "curves.csv").open()))
+    assert len(rows) == 8 * 30
+    assert list(rows[0]) == ["algorithm", "episode", "mean", "ci_low", "ci_high"]
+    for row in rows:
+        assert float(row["ci_low"]) <= float(row["mean"]) <= float(row["ci_high"])
+        assert -0.5 <= float(row["mean"]) <= 0.6
+    record = json.loads((out / "run.json").read_text())
+    assert record["arguments"]["runs"] == 300
+    assert record["command"].startswith("cbsql reproduce chain --runs 300")
+    assert record["versions"]["torch"].startswith("2.13.0")
+    assert "| CBSQL |" in (out / "summary.md").read_text()
+
+
+def test_the_same_command_writes_the_same_numbers(tmp_path):
+    for name in ("a", "b"):
+        assert cbsql(*SMALL, "--out", name, cwd=tmp_path).returncode == 0
+    for name in ("curves.csv", "summary.md", "figure.png"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["reproduce", "chain", "--kappa", "-1"], "kappa must be a positive number, not -1.0"),
+        (["reproduce", "chain", "--gamma", "1"], "gamma must be in [0, 1), not 1.0"),
+        (["reproduce", "chain", "--retreat", "up"], "one of back, stay, start, not 'up'"),
+        (["reproduce", "chain", "--runs", "many"], "Invalid value for '--runs'"),
+        (["reproduce", "chain", "--temperature", "1"], "No such option: --temperature"),
+        (["reproduce", "chains"], "No such command 'chains'"),
+        ([*SMALL, "--out", "file/out"], "The output folder file/out cannot be written"),
+    ],
+)
+def test_bad_input_ends_with_one_sentence_and_nothing_written(tmp_path, arguments, named):
+    (tmp_path / "file").write_text("in the way")
+    done = cbsql(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert named in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_interrupted_run_leaves_the_old_results(tmp_path):
+    (tmp_path / "curves.csv").write_text("old")
+    long = ("reproduce", "chain", "--runs", "10000000", "--out", ".")
+    process = subprocess.Popen([CBSQL, *long], cwd=tmp_path, stdout=subprocess.PIPE)
+    while not list(tmp_path.glob(".unfinished-*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) != 0
+    assert [path.name for path in tmp_path.iterdir()] == ["curves.csv"]
+    assert (tmp_path / "curves.csv").read_text() == "old"
