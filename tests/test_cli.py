@@ -25,6 +25,7 @@ def test_reproduce_chain_writes_what_it_promises(tmp_path):
     out = tmp_path / "out"
     assert {path.name for path in out.iterdir()} == {
         *("curves.csv", "figure.png", "figure.svg", "summary.md", "run.json"),
+        *("schedules.png", "schedules.svg"),
         *("effective_beta.csv", "effective_beta.png", "effective_beta.svg"),
     }
     rows = list(csv.DictReader((out / "curves.csv").open()))

@@ -98,7 +98,7 @@ class ChainResult:
     returns: dict[str, NDArray[np.float64]]
     seconds: float
     effective_beta: list[dict[str, Any]] = field(default_factory=list)
-    """Rows of the trust-region comparison; empty unless all schedules were asked for."""
+    """Rows of the trust-region comparison, made with all schedules and a time limit."""
 
 
 def run_chain(
@@ -126,7 +126,9 @@ def run_chain(
     returns = {
         name: np.concatenate([batch[i] for batch in batches]) for i, name in enumerate(names)
     }
-    effective = _measure_effective_beta(spec) if spec.all_schedules else []
+    # With a true end the value of a state depends on the steps left, which the table cannot know.
+    comparable = spec.all_schedules and End[spec.end] is End.timelimit
+    effective = _measure_effective_beta(spec) if comparable else []
     return ChainResult(spec, returns, time.perf_counter() - start, effective)
 
 
@@ -192,20 +194,25 @@ def _measure_effective_beta(spec: ChainSpec) -> list[dict[str, Any]]:
 
 
 def write_chain(result: ChainResult, folder: Path, command: str) -> None:
-    """Write curves.csv, figure.png and .svg, summary.md and run.json."""
+    """Write curves.csv, figure.png and .svg, summary.md and run.json.
+
+    With all schedules, the figure is still the paper's, and schedules.png and .svg have all curves.
+    """
     rows = [
         {"algorithm": name, "episode": episode + 1, "mean": m, "ci_low": m - h, "ci_high": m + h}
         for name, returns in result.returns.items()
         for episode, (m, h) in enumerate(zip(*_mean_and_half_width(returns), strict=True))
     ]
     _write_csv(folder / "curves.csv", rows)
-    _save_figure(folder / "figure", (7.2, 4.4), lambda axes: _plot_curves(axes, result))
-    (folder / "summary.md").write_text(summary(result))
+    paper = list(result.returns)[:5]
+    _save_figure(folder / "figure", lambda axes: _plot_curves(axes, result, paper))
+    if result.spec.all_schedules:
+        everything = list(result.returns)
+        _save_figure(folder / "schedules", lambda axes: _plot_curves(axes, result, everything))
     if result.effective_beta:
         _write_csv(folder / "effective_beta.csv", result.effective_beta)
-        _save_figure(
-            folder / "effective_beta", (5.6, 4.4), lambda axes: _plot_effective_beta(axes, result)
-        )
+        _save_figure(folder / "effective_beta", lambda axes: _plot_effective_beta(axes, result))
+    (folder / "summary.md").write_text(summary(result))
     record = {
         "command": command,
         "arguments": asdict(result.spec),
@@ -264,13 +271,13 @@ _COLOURS = {
 }
 
 
-def _plot_curves(axes: Axes, result: ChainResult) -> None:
+def _plot_curves(axes: Axes, result: ChainResult, names: list[str]) -> None:
     best = optimal_return(Retreat[result.spec.retreat])
     episodes = np.arange(1, result.spec.episodes + 1)
     axes.axhline(best, color="black", linewidth=0.8, linestyle=(0, (4, 3)))
     axes.text(episodes[-1], best + 0.012, f"optimum {best:.1f}", ha="right", fontsize=8)
-    for name, returns in result.returns.items():
-        mean, half = _mean_and_half_width(returns)
+    for name in names:
+        mean, half = _mean_and_half_width(result.returns[name])
         extra = name in ("linear", "gap", "Psi-learning")
         style: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (5, 1))} if extra else {}
         if name == "CBSQL":
@@ -308,9 +315,9 @@ def _plot_effective_beta(axes: Axes, result: ChainResult) -> None:
     axes.legend(frameon=False, fontsize=8, loc="upper left")
 
 
-def _save_figure(stem: Path, size: tuple[float, float], draw: Callable[[Axes], None]) -> None:
+def _save_figure(stem: Path, draw: Callable[[Axes], None]) -> None:
     # A figure without pyplot: no global state, no display needed.
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.add_subplot()
     axes.spines[["top", "right"]].set_visible(False)
     draw(axes)
