@@ -1,0 +1,66 @@
+"""Context tree switching straight from its equations: slow, and sharing no code with cbsql."""
+
+import math
+
+CONTEXT = ((0, -1), (-1, 0), (-1, -1), (-1, 1))  # (dy, dx) of left, up, up-left, up-right
+
+
+class Node:
+    def __init__(self, levels: int) -> None:
+        self.levels = levels
+        self.counts = [0] * levels
+        self.stay = 0.5
+        self.children: dict[int, Node] = {}
+
+    def estimate(self, symbol: int) -> float:
+        return (self.counts[symbol] + 1 / self.levels) / (sum(self.counts) + 1)
+
+    def probability(self, context: list[int], symbol: int) -> float:
+        if not context:
+            return self.estimate(symbol)
+        child = self.children.get(context[0], Node(self.levels))
+        below = child.probability(context[1:], symbol)
+        return self.stay * self.estimate(symbol) + (1 - self.stay) * below
+
+    def update(self, context: list[int], symbol: int, alpha: float) -> float:
+        """Learn the symbol; return its probability before."""
+        estimate = self.estimate(symbol)
+        self.counts[symbol] += 1
+        if not context:
+            return estimate
+        child = self.children.setdefault(context[0], Node(self.levels))
+        below = child.update(context[1:], symbol, alpha)
+        w = self.stay
+        stay = (1 - alpha) * w * estimate + alpha * (1 - w) * below
+        split = (1 - alpha) * (1 - w) * below + alpha * w * estimate
+        self.stay = stay / (stay + split)
+        return w * estimate + (1 - w) * below
+
+
+class NaiveCTS:
+    def __init__(
+        self, shape: tuple[int, int], levels: int, location_dependent: bool = True
+    ) -> None:
+        self.height, self.width = shape
+        self.trees = [Node(levels) for _ in range(shape[0] * shape[1] if location_dependent else 1)]
+        self.updates = [0] * len(self.trees)
+
+    def _pixels(self, frame):
+        for y in range(self.height):
+            for x in range(self.width):
+                context = [
+                    int(frame[y + dy, x + dx]) if y + dy >= 0 and 0 <= x + dx < self.width else 0
+                    for dy, dx in CONTEXT
+                ]
+                yield (y * self.width + x) % len(self.trees), context, int(frame[y, x])
+
+    def log_prob(self, frame) -> float:
+        return math.fsum(
+            math.log(self.trees[tree].probability(context, symbol))
+            for tree, context, symbol in self._pixels(frame)
+        )
+
+    def update(self, frame) -> None:
+        for tree, context, symbol in self._pixels(frame):
+            self.updates[tree] += 1
+            self.trees[tree].update(context, symbol, alpha=1 / (self.updates[tree] + 1))
