@@ -51,12 +51,8 @@ class Temperature:
         """What :meth:`update` has changed, as tensors."""
         return {}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor], strict: bool = True) -> None:
-        """Go on from what :meth:`state_dict` returned.
-
-        A state is always loaded as a whole: ``strict`` is there for Stable-Baselines3, which passes
-        it to every part of a model.
-        """
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from what :meth:`state_dict` returned."""
         if state:
             raise ValueError(f"{self!r} has no state, but was given {sorted(state)}.")
 
@@ -116,7 +112,7 @@ class Linear(Temperature):
         """The number of training steps."""
         return {"updates": torch.tensor(self._updates)}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor], strict: bool = True) -> None:
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from a number of training steps."""
         self._updates = int(state["updates"])
 
@@ -150,7 +146,7 @@ class CountBased(Temperature):
         """The state of the counter."""
         return self._counter.state_dict()
 
-    def load_state_dict(self, state: dict[str, torch.Tensor], strict: bool = True) -> None:
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from the state of a counter of the same kind."""
         self._counter.load_state_dict(state)
 

@@ -21,11 +21,6 @@ QUICK = {"learning_starts": 20, "buffer_size": 500, "batch_size": 8, "train_freq
 BETAS = [0.0, 0.3, 5.0, math.inf]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    th.set_num_threads(1)
-
-
 def weights(model):
     return list(model.policy.state_dict().values())
 

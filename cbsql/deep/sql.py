@@ -6,6 +6,7 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import DQN
+from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
@@ -52,6 +53,7 @@ class SQL(DQN):
         self.loss = loss
         self.double = double
         self._last_update: tuple[Batch, float | th.Tensor] | None = None
+        self._saving = False
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
@@ -176,12 +178,40 @@ class SQL(DQN):
             figures.update(_spread("count", beta.cpu().numpy() / self.temperature.kappa))
         return figures
 
-    def _get_torch_save_params(self) -> tuple[list[str], list[str]]:
-        state_dicts, variables = super()._get_torch_save_params()
-        return [*state_dicts, "temperature"], variables
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """As SB3 saves; the temperature's state is a file of tensors in the archive."""
+        self._saving = True
+        try:
+            super().save(*args, **kwargs)
+        finally:
+            self._saving = False
+
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        """Those of networks and optimiser; while saving, the temperature's state too.
+
+        Code that uses SB3 takes it that parameters can be averaged, perturbed or replaced one by
+        one, which makes no sense for counts.
+        """
+        parameters = super().get_parameters()
+        if self._saving:
+            parameters["temperature"] = self.temperature.state_dict()
+        return parameters
+
+    def set_parameters(
+        self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """As SB3 does it; a temperature's state that comes along is loaded as well."""
+        parameters = load_path_or_dict
+        if not isinstance(parameters, dict):
+            _, parameters, _ = load_from_zip_file(parameters, load_data=False, device=device)
+        networks = {name: state for name, state in parameters.items() if name != "temperature"}
+        super().set_parameters(networks, exact_match, device)
+        if "temperature" in parameters:
+            self.temperature.load_state_dict(parameters["temperature"])
 
     def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "_last_update", "_rng"]
+        own = ["temperature", "_last_update", "_rng", "_saving"]
+        return [*super()._excluded_save_params(), *own]
 
 
 class CBSQL(SQL):
