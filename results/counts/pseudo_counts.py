@@ -40,14 +40,14 @@ def title(game: str) -> str:
 
 
 def play(game: str) -> tuple[list[dict[str, float]], PixelCounter, np.ndarray]:
-    """Rows of the table for one game, the counter after it, and the last batch of symbols."""
+    """Rows of the table for one game, the counter after it, and some of the symbols it learnt."""
     env = AtariVectorEnv(game, num_envs=ENVIRONMENTS)
     rng = np.random.default_rng(SEED)
     counter = PixelCounter(CTS((42, 42)), SPACE)
     start, _ = env.reset(seed=SEED)
     first = start[:1].copy()  # the first observation of the first game
     marks = np.unique(np.geomspace(BATCH, FRAMES, 40).astype(int) // BATCH * BATCH)
-    rows, counts = [], []
+    rows, counts, kept = [], [], []
     for learnt in range(BATCH, FRAMES + 1, BATCH):
         actions = rng.integers(
             env.single_action_space.n, size=(BATCH // ENVIRONMENTS, ENVIRONMENTS)
@@ -55,13 +55,14 @@ def play(game: str) -> tuple[list[dict[str, float]], PixelCounter, np.ndarray]:
         batch = np.concatenate([env.step(action)[0] for action in actions])
         counts.append(counter.count(batch))
         counter.update(batch)
+        kept.append(batch[rng.integers(BATCH)])
         if learnt in marks:  # quantiles over all batches since the last mark
             low, median, high = np.quantile(np.concatenate(counts), [0.1, 0.5, 0.9])
             opening = float(counter.count(first)[0])
             row = {"frames_learnt": learnt, "p10": low, "median": median, "p90": high}
             rows.append(row | {"first_frame": opening})
             counts = []
-    return rows, counter, counter.symbols(batch)
+    return rows, counter, counter.symbols(np.stack(rng.permutation(kept)[:4]))
 
 
 def draw_counts(table: dict[str, list[dict[str, float]]]) -> None:
@@ -78,7 +79,7 @@ def draw_counts(table: dict[str, list[dict[str, float]]]) -> None:
         ax.fill_between(x, low, high, color="#4c72b0", alpha=0.2, lw=0, label="10% to 90%")
         ax.plot(x, median, color="#4c72b0", lw=2, label="median of new frames")
         ax.plot(x, first, color="#c44e52", lw=1.5, ls="--", label="first frame of the game")
-        ax.plot(x, x, color="0.6", lw=1, ls=":", label="all frames alike")
+        ax.plot(x, x, color="0.6", lw=1, ls=":", label="$n$ = frames learnt")
         ax.set(xscale="log", yscale="log", title=title(game), ylim=(1e-4, 1e5))
         ax.grid(alpha=0.25)
         ax.spines[["top", "right"]].set_visible(False)
@@ -95,15 +96,14 @@ def draw_counts(table: dict[str, list[dict[str, float]]]) -> None:
 def draw_samples(models: dict[str, tuple[PixelCounter, np.ndarray]]) -> None:
     """Real frames beside frames drawn from the model, one row for each game."""
     rng = np.random.default_rng(SEED)
-    columns = 4
+    columns = len(next(iter(models.values()))[1])
     fig, axes = plt.subplots(
         len(models), 2 * columns + 1, figsize=(12, 3.4), layout="constrained",
         width_ratios=[1] * columns + [0.15] + [1] * columns,
     )  # fmt: skip
     for line, (game, (counter, frames)) in zip(axes, models.items(), strict=True):
-        real = frames[:: len(frames) // columns][:columns]
         drawn = [counter.density.sample(rng) for _ in range(columns)]
-        for ax, image in zip(np.delete(line, columns), [*real, *drawn], strict=True):
+        for ax, image in zip(np.delete(line, columns), [*frames, *drawn], strict=True):
             ax.imshow(image, cmap="gray", vmin=0, vmax=counter.density.levels - 1)
             ax.set(xticks=[], yticks=[])
         line[columns].axis("off")
