@@ -105,7 +105,7 @@ class CTS:
         for start in range(0, len(frames), _CHUNK):
             chunk = frames[start : start + _CHUNK]
             if self.location_dependent:
-                self._pool.reserve(_DEPTH * chunk[:, 0].size)
+                self._pool.reserve(_DEPTH * chunk[:, 0].size)  # as many as a row could need
                 pool = self._pool.arrays
                 if self.threads == 1:
                     _learn(chunk, *pool, self._bits, self.updates, 0, self.shape[0])
@@ -128,7 +128,7 @@ class CTS:
         This is (1 - rho') / (exp(PG) - 1) with the prediction gain PG = log rho' - log rho.
         """
         log_rho, gain = self._query(frames)
-        with np.errstate(over="ignore", divide="ignore"):  # an unseen frame: exp(PG) may overflow
+        with np.errstate(all="ignore"):  # exp(PG) may overflow, and PG may be 0
             counts = -np.expm1(np.minimum(log_rho + gain, 0.0)) / np.expm1(np.maximum(gain, 0.0))
         return np.minimum(np.where(gain > 0, counts, np.inf), self.max_count)
 
@@ -187,14 +187,15 @@ class CTS:
             raise ValueError(f"The counts of this state are not those of {updates} updates.")
         if not np.all((stay >= 0) & (stay <= 1)):
             raise ValueError("The stay weights of this state must lie between 0 and 1.")
-        pool.reserve(_DEPTH * len(entry))
+        rows = np.bincount(entry // (pool.roots * entries_per_tree))
+        pool.reserve(_DEPTH * int(rows.max(initial=0)))
         inner = _import(entry, count, stay, *pool.arrays, pool.roots, self._bits)
         if inner != len(stay):
             raise ValueError(f"This state needs {inner} stay weights, it has {len(stay)}.")
         self._pool, self.updates = pool, updates
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles are sparse too: the tables would be mostly zeros."""
+        """Copies and pickles are as small as `state_dict`."""
         arguments = ("shape", "levels", "location_dependent", "max_count", "threads")
         return {key: getattr(self, key) for key in arguments} | {"state": self.state_dict()}
 
@@ -238,17 +239,17 @@ class CTS:
         """log rho and the prediction gain log rho' - log rho of each frame."""
         frames = self._check(frames)
         # One partial sum for every image row, added up in the same order whatever the threads did.
-        sums = np.empty((2, len(frames), self.shape[0]))
+        sums = np.empty((len(frames), 2, self.shape[0]))
         values, children, _ = self._pool.arrays
         for start in range(0, len(frames), _CHUNK):
-            chunk, part = frames[start : start + _CHUNK], sums[:, start : start + _CHUNK]
+            chunk, part = frames[start : start + _CHUNK], sums[start : start + _CHUNK]
             if not self.location_dependent:
                 for i, frame in enumerate(chunk):
                     after = self._pool.copy()
                     after.reserve(_DEPTH * frame.size)
                     _learn_shared(frame[None], *after.arrays, self._bits, self.updates)
                     _query_shared(
-                        frame, *self._pool.arrays[:2], *after.arrays[:2], self._bits, part[:, i]
+                        frame, *self._pool.arrays[:2], *after.arrays[:2], self._bits, part[i]
                     )
             elif self.threads == 1:
                 _query(chunk, values, children, self._bits, self.updates, 0, self.shape[0], part)
@@ -257,7 +258,7 @@ class CTS:
                     _query_parallel(
                         chunk, values, children, self._bits, self.updates, self.threads, part
                     )
-        log_rho, gain = sums.sum(axis=2)
+        log_rho, gain = np.ascontiguousarray(sums.sum(axis=2).T)
         return log_rho, gain
 
 
@@ -281,17 +282,25 @@ class _Pool:
     def reserve(self, nodes: int) -> None:
         """Make room for this many new nodes in each row; doubling keeps the copies rare."""
         values, children, used = self.arrays
-        capacity, needed = values.shape[1], int(used.max()) + nodes
+        rows, capacity, levels = children.shape
+        most = 1 + self.roots * sum(levels**depth for depth in range(_DEPTH + 1))
+        needed = min(int(used.max()) + nodes, most)
         if needed > capacity:
-            room = ((0, 0), (0, max(needed, 2 * capacity) - capacity), (0, 0))
-            self.arrays = np.pad(values, room), np.pad(children, room), used
+            room = min(max(needed, 2 * capacity), most)
+            # Pages of zeros that are not written to take no memory.
+            self.arrays = (
+                np.zeros((rows, room, 2 + levels)),
+                np.zeros((rows, room, levels), np.int32),
+                used,
+            )
+            self.arrays[0][:, :capacity] = values
+            self.arrays[1][:, :capacity] = children
 
     def copy(self) -> _Pool:
-        """A copy without spare room."""
+        """A copy that can grow on its own."""
         pool = copy(self)
         values, children, used = self.arrays
-        most = used.max()
-        pool.arrays = values[:, :most].copy(), children[:, :most].copy(), used.copy()
+        pool.arrays = values.copy(), children.copy(), used.copy()
         return pool
 
 
@@ -437,7 +446,7 @@ def _query(
     bottom: int,
     sums: Floats,
 ) -> None:
-    """Sums (2, B, H) of log p and of log p'/p over each image row from top to bottom."""
+    """Sums (B, 2, H) of log p and of log p'/p over each image row from top to bottom."""
     batch, _, width = frames.shape
     prior, alpha = 1.0 / (1 << bits), 1.0 / (updates + 2.0)
     keys = np.empty((batch, width), np.uint32)
@@ -459,7 +468,7 @@ def _query(
         _predict(paths, prior, p_after[:used])
         _take_logs(p[:used], p_after[:used])
         for b in range(batch):
-            _sum(p, p_after, slots[b], sums[:, b, y])
+            _sum(p, p_after, slots[b], sums[b, :, y])
 
 
 @jit(parallel=True)
