@@ -1,5 +1,6 @@
 """Soft Q-learning and count-based soft Q-learning, as Stable-Baselines3 algorithms."""
 
+import warnings
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from cbsql.counts import default_counter, fit_counter
+from cbsql.replay import FrameReplayBuffer, stacked_frames
 from cbsql.operators import kl_from_uniform, mellowmax, soft_policy, soft_value
 from cbsql.temperature import Constant, CountBased, Counter, Temperature, from_config
 
@@ -57,12 +59,32 @@ class SQL(DQN):
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
-        super()._setup_model()
+        with warnings.catch_warnings():
+            if self._choose_frame_replay():
+                # SB3 warns that its n_steps has no effect on a given class of buffer; it has.
+                warnings.filterwarnings("ignore", message="`n_steps=")
+            super()._setup_model()
         if not hasattr(self, "temperature"):
             self.temperature = from_config(self.temperature_config)
         if isinstance(self.temperature, CountBased):
             counter = self.temperature.counter or default_counter(self.observation_space)
             self.temperature.counter = fit_counter(counter, self.observation_space)
+
+    def _choose_frame_replay(self) -> bool:
+        """Store the frames of stacked images once, unless another buffer is asked for."""
+        if (
+            self.replay_buffer_class is None
+            and not self.optimize_memory_usage
+            and self.env is not None
+            and stacked_frames(self.env)
+        ):
+            self.replay_buffer_class = FrameReplayBuffer
+            if self.n_steps > 1:
+                steps = {"n_steps": self.n_steps, "gamma": self.gamma}
+                self.replay_buffer_kwargs = {**self.replay_buffer_kwargs, **steps}
+            if self.verbose > 0:
+                print("Storing each frame once: using FrameReplayBuffer")
+        return self.replay_buffer_class is FrameReplayBuffer
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """Seed SB3's global generators, and this model's own."""
