@@ -92,7 +92,8 @@ class FrameReplayBuffer(ReplayBuffer):
         # Seeding from the state of the global generator instead of from a draw leaves the draws of
         # SB3's own exploration as they would be with SB3's buffer.
         _, key, position, *_ = np.random.get_state()  # noqa: NPY002
-        self.rng = rng or np.random.default_rng([*key, position])
+        seeds = np.random.SeedSequence([*key, position]).generate_state(4)
+        self.rng = rng or np.random.default_rng(seeds)
 
         arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
         self.frames = arrays["frames"]  # (environments, ring, bytes of a frame)
@@ -148,8 +149,8 @@ class FrameReplayBuffer(ReplayBuffer):
         stored, broken_env = _append_frames(
             self.frames,
             self._frames_written,
-            np.ascontiguousarray(obs).reshape(self._as_frames),
-            np.ascontiguousarray(next_obs).reshape(self._as_frames),
+            self._split(obs),
+            self._split(next_obs),
             self._newest,
             self._real,
             self._repeats,
@@ -174,6 +175,15 @@ class FrameReplayBuffer(ReplayBuffer):
         self.pos = (row + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
         self._rows_stored = stored
+
+    def _split(self, obs: NDArray[Any]) -> NDArray[np.uint8]:
+        """Observations as frames: (environments, stack, bytes of a frame)."""
+        if obs.shape[-len(self.obs_shape) :] != self.obs_shape:
+            raise ValueError(
+                f"Observations of shape {obs.shape} were given to a buffer of {self.obs_shape} "
+                "for each environment."
+            )
+        return np.ascontiguousarray(obs).reshape(self._as_frames)
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """Draw transitions uniformly, with replacement; `env` normalises them."""
@@ -261,7 +271,7 @@ def stacked_frames(env: VecEnv) -> int:
         frames = space.shape[0]
     else:
         return 0
-    return frames if frames == space.shape[0] else 0
+    return frames if frames == space.shape[0] > 1 else 0
 
 
 _Layout = dict[str, tuple[tuple[int, ...], DTypeLike]]
@@ -297,8 +307,8 @@ def _layout(
         )
     stack = shape[0] // frame_channels
     rows = _rows(buffer_size, n_envs)
-    # Whatever the episodes, the newest row must fit: at worst a first stack of different frames.
-    ring = rows + max(rows // _STEPS_PER_SPARE_FRAME, stack)
+    # Besides a frame for each row: those older and newer than the stored rows, and room for starts.
+    ring = rows + stack + max(rows // _STEPS_PER_SPARE_FRAME, stack)
     action_dim = get_action_dim(action_space)
     per_row = (rows, n_envs)
     return {
