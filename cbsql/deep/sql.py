@@ -12,8 +12,8 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from cbsql.counts import default_counter, fit_counter
-from cbsql.replay import FrameReplayBuffer, stacked_frames
 from cbsql.operators import kl_from_uniform, mellowmax, soft_policy, soft_value
+from cbsql.replay import FrameReplayBuffer, stacked_frames
 from cbsql.temperature import Constant, CountBased, Counter, Temperature, from_config
 
 Batch = ReplayBufferSamples | DictReplayBufferSamples

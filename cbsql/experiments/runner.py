@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -58,8 +57,8 @@ def make_model(spec: RunSpec, env: VecEnv) -> SQL:
 def train(spec: RunSpec, folder: Path, command: str = "", report: Report | None = None) -> SQL:
     """Train ``spec`` and leave everything about it in ``folder``.
 
-    ``episodes.csv`` has every score, ``progress.csv`` and TensorBoard's files the logs, ``model.zip``
-    the learner, ``run.json`` what was run, where and for how long.
+    ``episodes.csv`` has every score, ``progress.csv`` and the TensorBoard files the logs,
+    ``model.zip`` the learner, ``run.json`` what was run, where and for how long.
     """
     env = make_env(spec)
     model = make_model(spec, env)
