@@ -1,14 +1,18 @@
 """The command line: ``cbsql --help``."""
 
+import ast
+import dataclasses
+import json
 import shlex
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -95,6 +99,126 @@ def chain(
     console.print(f"Took {result.seconds:.1f} s. Look at [bold]{out / 'figure.png'}[/bold].")
 
 
+@app.command()
+def train(
+    game: Annotated[str, typer.Argument(help="An Atari game (pong) or any Gymnasium id.")],
+    algorithm: Annotated[str, typer.Option(help="dqn|sql|cbsql")] = "cbsql",
+    frames: Annotated[
+        str, typer.Option(help="Training time, e.g. 500K or 3M; Atari shows 4 frames a step.")
+    ] = "",
+    beta: Annotated[float, typer.Option(help="Inverse temperature of sql.")] = 100.0,
+    kappa: Annotated[float, typer.Option(help="Growth of beta per count, of cbsql.")] = 0.01,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    protocol: Annotated[str, typer.Option(help="How Atari is played: nature|machado.")] = "nature",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="An argument of the algorithm, e.g. learning_rate=1e-4."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results.")] = None,
+) -> None:
+    """Train on one game with the paper's settings, or sensible ones where the paper has none."""
+    from cbsql.envs.atari import FRAME_SKIP
+    from cbsql.experiments import runner
+    from cbsql.experiments.spec import RunSpec, preset
+
+    with _input_errors():
+        settings = dict(_parse_setting(text) for text in setting or [])
+        spec = RunSpec(
+            game=game,
+            algorithm=algorithm,
+            seed=seed,
+            beta=beta,
+            kappa=kappa,
+            protocol=protocol,
+            settings=settings,
+        )
+        frames_per_step = FRAME_SKIP if spec.is_atari else 1
+        if frames:
+            spec = dataclasses.replace(spec, steps=_parse_number(frames) // frames_per_step)
+        runner.make_env(spec).close()  # before any folder is made
+    steps = spec.steps or preset(spec).steps
+    name = "-".join([game.replace("/", "-"), algorithm, str(seed)])
+    folder = Path("runs") / name if out is None else out
+    with _input_errors():
+        _make_folder(folder).rmdir()
+    columns = ("[progress.description]{task.description}", "{task.fields[shown]}")
+    with Progress(
+        TextColumn(columns[0]),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn(columns[1]),
+        console=console,
+    ) as progress:
+        task = progress.add_task(f"{game}, {algorithm}, steps", total=steps, shown="")
+        start = time.perf_counter()
+
+        def report(done: int, figures: dict[str, float]) -> None:
+            figures = {"steps/s": done / (time.perf_counter() - start), **figures}
+            shown = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+            progress.update(task, completed=done, shown=shown)
+
+        command = shlex.join(["cbsql", *sys.argv[1:]])
+        try:
+            runner.train(spec, folder, command, report)
+        except KeyboardInterrupt:
+            console.print(f"Stopped. What was learnt is in [bold]{folder / 'model.zip'}[/bold].")
+            raise typer.Exit(130) from None
+    console.print(f"Trained. Test it with [bold]cbsql evaluate {folder}[/bold].")
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    episodes: Annotated[int, typer.Option(help="Games to play.")] = 100,
+    seed: Annotated[int, typer.Option(help="Seed of the games.")] = 1_000_000,
+) -> None:
+    """Play test episodes with what a run has learnt."""
+    from cbsql.deep import SQL
+    from cbsql.experiments import runner
+    from cbsql.experiments.spec import RunSpec
+
+    with _input_errors():
+        if not (run / "run.json").is_file():
+            raise ValueError(f"{run} is not the folder of a run: it has no run.json.")
+        fields = json.loads((run / "run.json").read_text())["spec"]
+        fields["settings"] = {}
+        spec = RunSpec(**fields)
+        if episodes < 1:
+            raise ValueError(f"episodes must be at least 1, not {episodes}.")
+    model = SQL.load(run / "model.zip", buffer_size=1)
+    scores = runner.evaluate(spec, model, episodes, seed)
+    deviation = scores.std(ddof=1) if episodes > 1 else float("nan")
+    half = 1.96 * deviation / episodes**0.5
+    console.print(
+        f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f}, standard deviation "
+        f"{deviation:.2f} over {episodes} games; 95% interval of the mean "
+        f"[{scores.mean() - half:.2f}, {scores.mean() + half:.2f}]",
+        markup=False,
+    )
+
+
+def _parse_number(text: str) -> int:
+    """The number that 3M, 500K or 1_000 means."""
+    factor = {"K": 1_000, "M": 1_000_000}.get(text[-1:].upper(), 1)
+    try:
+        number = int(float(text[:-1] if factor > 1 else text) * factor)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"{text!r} is not a positive number such as 1000, 500K or 3M.")
+    return number
+
+
+def _parse_setting(text: str) -> tuple[str, Any]:
+    """Name and value of name=value, the value being a Python literal."""
+    name, _, value = text.partition("=")
+    try:
+        return name, ast.literal_eval(value)
+    except (SyntaxError, ValueError):
+        raise ValueError(f"--set takes name=value, such as batch_size=64, not {text!r}.") from None
+
+
 @contextmanager
 def _input_errors() -> Iterator[None]:
     """Turn what a check of the arguments says into one line and exit code 2."""
@@ -107,17 +231,25 @@ def _input_errors() -> Iterator[None]:
 @contextmanager
 def _output_folder(folder: Path) -> Iterator[Path]:
     """A folder to write to whose files appear in ``folder`` all at once, when all is well."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        staging = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
-    except OSError as error:
-        _refuse(f"The output folder {folder} cannot be written: {error.strerror}.")
+    with _input_errors():
+        staging = _make_folder(folder)
     try:
         yield staging
         for file in staging.iterdir():
             file.replace(folder / file.name)
     finally:
         shutil.rmtree(staging)
+
+
+def _make_folder(folder: Path) -> Path:
+    """Make sure that a folder can be written, and return an empty one in it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder))
+    except OSError as error:
+        raise ValueError(
+            f"The output folder {folder} cannot be written: {error.strerror}."
+        ) from None
 
 
 def _refuse(message: str) -> NoReturn:

@@ -61,6 +61,25 @@ def kl_from_uniform(policy: Tensor) -> Tensor:
     return terms.mean(-1)
 
 
+def kl_cost(policy: Tensor, beta: float | Tensor) -> Tensor:
+    r"""What entropy costs a soft value, :math:`\frac1\beta D[\pi \| \pi_0]`.
+
+    Zero at both ends: at ``beta = 0`` the soft policy is uniform, at ``inf`` deviation is free.
+    """
+    beta = _per_row(beta, policy)
+    return torch.where(beta > 0, kl_from_uniform(policy) / beta, 0.0).to(policy.dtype)
+
+
+def soft_value(q: Tensor, policy_q: Tensor, beta: float | Tensor) -> Tensor:
+    """The value by ``q`` of the soft policy of ``policy_q``, less what its entropy costs.
+
+    With the online network as ``policy_q`` and the target network as ``q`` this is the soft form of
+    double Q-learning; with one network as both it is :func:`mellowmax`.
+    """
+    policy = soft_policy(policy_q, beta)
+    return (policy * q).sum(-1) - kl_cost(policy, beta)
+
+
 def _per_row(beta: float | Tensor, q: Tensor) -> Tensor:
     """One inverse temperature for each row of ``q``; a shape that would only broadcast is refused.
 

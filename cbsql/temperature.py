@@ -43,9 +43,9 @@ class Temperature:
     def update(self, x: Observations) -> None:
         """Take note that each row of ``x`` received one value update."""
 
-    def settings(self) -> dict[str, float]:
-        """The numbers it was made with, by the name of the constructor's argument."""
-        return {}
+    def config(self) -> dict[str, Any]:
+        """The kind of temperature and the numbers it was made with, ready for JSON."""
+        return {"kind": type(self).__name__}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """What :meth:`update` has changed, as tensors."""
@@ -78,9 +78,9 @@ class Constant(Temperature):
         """The constant."""
         return self._beta
 
-    def settings(self) -> dict[str, float]:
+    def config(self) -> dict[str, Any]:
         """The constant."""
-        return {"beta": self._beta}
+        return {**super().config(), "beta": self._beta}
 
     def __repr__(self) -> str:
         return f"Constant({self._beta:g})"
@@ -104,9 +104,9 @@ class Linear(Temperature):
         """One training step more."""
         self._updates += 1
 
-    def settings(self) -> dict[str, float]:
+    def config(self) -> dict[str, Any]:
         """kappa."""
-        return {"kappa": self.kappa}
+        return {**super().config(), "kappa": self.kappa}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The number of training steps."""
@@ -138,9 +138,9 @@ class CountBased(Temperature):
         """Count the states."""
         self._counter.update(x)
 
-    def settings(self) -> dict[str, float]:
-        """kappa; what counter it counts with is not a number."""
-        return {"kappa": self.kappa}
+    def config(self) -> dict[str, Any]:
+        """kappa; the counter is not a number, and left out."""
+        return {**super().config(), "kappa": self.kappa}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The state of the counter."""
@@ -161,6 +161,18 @@ class CountBased(Temperature):
 
     def __repr__(self) -> str:
         return f"CountBased({self.counter!r}, kappa={self.kappa:g})"
+
+
+def from_config(config: dict[str, Any]) -> Temperature:
+    """The temperature that :meth:`Temperature.config` described, as new and without a counter."""
+    kinds = {kind.__name__: kind for kind in (Greedy, Constant, Linear, CountBased)}
+    arguments = {name: value for name, value in config.items() if name != "kind"}
+    if config["kind"] not in kinds:
+        raise ValueError(
+            f"{config['kind']} is not a temperature of cbsql: pass it as temperature= to load(), "
+            "since a file holds numbers and no code."
+        )
+    return kinds[config["kind"]](**arguments)
 
 
 def _positive(name: str, value: float) -> float:

@@ -15,6 +15,9 @@ os.environ.setdefault(
     "NUMBA_CACHE_DIR", str(Path(tempfile.gettempdir()) / f"cbsql-numba-{os.getuid()}-{_digest}")
 )
 
+# Several test processes run side by side: more threads than cores would slow all of them down.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # No deadline: compilation and a busy machine are no failures. CI draws the same examples always.
 settings.register_profile("cbsql", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("cbsql")

@@ -15,6 +15,15 @@ class Node:
     def estimate(self, symbol: int) -> float:
         return (self.counts[symbol] + 1 / self.levels) / (sum(self.counts) + 1)
 
+    def copy(self, contexts: list[list[int]]) -> "Node":
+        """A node that can be updated with these contexts and leaves this one alone."""
+        node = Node(self.levels)
+        node.counts, node.stay, node.children = list(self.counts), self.stay, dict(self.children)
+        for symbol in {context[0] for context in contexts if context} & node.children.keys():
+            below = [context[1:] for context in contexts if context and context[0] == symbol]
+            node.children[symbol] = node.children[symbol].copy(below)
+        return node
+
     def probability(self, context: list[int], symbol: int) -> float:
         if not context:
             return self.estimate(symbol)
@@ -59,6 +68,18 @@ class NaiveCTS:
             math.log(self.trees[tree].probability(context, symbol))
             for tree, context, symbol in self._pixels(frame)
         )
+
+    def log_prob_after(self, frame) -> float:
+        """log rho' by learning the frame in copies of the trees, of which only it is kept."""
+        kept, updates = self.trees, list(self.updates)
+        paths = {tree: [] for tree in range(len(self.trees))}
+        for tree, context, _ in self._pixels(frame):
+            paths[tree].append(context)
+        self.trees = [node.copy(paths[tree]) for tree, node in enumerate(kept)]
+        self.update(frame)
+        after = self.log_prob(frame)
+        self.trees, self.updates = kept, updates
+        return after
 
     def update(self, frame) -> None:
         for tree, context, symbol in self._pixels(frame):

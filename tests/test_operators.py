@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cbsql.operators import kl_from_uniform, mellowmax, soft_policy
+from cbsql.operators import kl_from_uniform, mellowmax, soft_policy, soft_value
 
 DTYPES = (torch.float32, torch.float64)
 BETAS = st.one_of(st.just(0.0), st.floats(1e-300, 1e12), st.just(math.inf))
@@ -75,15 +75,26 @@ def test_kl_agrees_with_50_digits(q, beta):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@given(q=rows(), beta=st.floats(1e-12, 1e12))
+@given(q=rows(), beta=st.just(0.0) | st.floats(1e-12, 1e12) | st.just(math.inf))
 def test_mellowmax_is_expected_value_minus_kl_over_beta(dtype, q, beta):
     """Also at tiny beta, where a careless divergence would be rounding divided by beta."""
     q = q.to(dtype)
-    policy = soft_policy(q, beta)
-    free_energy = float((policy * q).sum() - kl_from_uniform(policy) / beta)
-    spread = float(q.max() - q.min())
-    slack = rounding(q, dtype) * (2 + min(beta * spread, 100))
-    assert free_energy == pytest.approx(float(mellowmax(q, beta)), abs=4 * slack)
+    bend = float(q.max() - q.min()) * (beta if beta < math.inf else 0)
+    slack = 4 * rounding(q, dtype) * (2 + min(bend, 100))
+    assert float(soft_value(q, q, beta)) == pytest.approx(float(mellowmax(q, beta)), abs=slack)
+
+
+@given(pair=rows(count=2), beta=st.floats(1e-3, 1e3))
+def test_soft_value_judges_the_policy_of_another(pair, beta):
+    q, policy_q = pair
+    policy = soft_policy(policy_q, beta).tolist()
+    naive = sum(
+        p * (v - math.log(p * len(policy)) / beta)
+        for p, v in zip(policy, q.tolist(), strict=True)
+        if p > 0
+    )
+    slack = 8 * rounding(torch.cat(pair), torch.float64) + 1e-13 / beta
+    assert float(soft_value(q, policy_q, beta)) == pytest.approx(naive, abs=slack)
 
 
 @given(q=rows(), betas=st.tuples(BETAS, BETAS))

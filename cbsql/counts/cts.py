@@ -23,17 +23,18 @@ Update number t of a tree, with switching rate alpha = 1 / (t + 1), sets
 from the old w and the old estimates, then adds one to c_x. As stay + split = p, the last line is
 w <- alpha + (1 - 2 alpha) w p_e / p.
 
-Neighbouring frames of a batch mostly agree in a pixel and its context. The kernels therefore copy
-the path of a (context, symbol) pair into the column of a small array, work on whole rows of columns
-with vector instructions, and go back to the tree only where the pair changes.
+Two things make this fast. Nodes are created when their context first occurs, next to each other,
+so that the trees of a still background lie in memory in the order in which they are read. And since
+the frames of a batch mostly agree in a pixel and its context, the kernels copy the path of such a
+(context, symbol) pair into a column of a small array, work on whole rows of columns with vector
+instructions, and go back to the tree only where the pair changes.
 """
 
 from __future__ import annotations
 
-import math
-import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numba
@@ -44,12 +45,14 @@ import torch
 from cbsql._jit import jit
 
 _DEPTH = 4
+_CHUNK = 32  # frames in one call of a kernel, which bounds its scratch memory
 _MAX_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 
 Symbols = npt.NDArray[np.uint8]
 Floats = npt.NDArray[np.float64]
 Keys = npt.NDArray[np.uint32]
 Integers = npt.NDArray[np.int64]
+Nodes = npt.NDArray[np.int32]
 
 
 class CTS:
@@ -94,26 +97,25 @@ class CTS:
         self.threads = threads
         self.updates = 0  # frames learnt
         self._bits = levels.bit_length() - 1
-        self._trees = self.shape[0] * self.shape[1] if location_dependent else 1
-        self._tables = self._empty()
-
-    def _empty(self) -> Floats:
-        nodes = sum(self.levels**depth for depth in range(_DEPTH + 1))
-        return _zero_pages((self._trees, nodes, 2 + self.levels))
+        self._pool = self._new_pool()
 
     def update(self, frames: Symbols | torch.Tensor) -> None:
         """Learn frames (B, H, W) in order."""
         frames = self._check(frames)
-        if not self.location_dependent:
-            for i, frame in enumerate(frames):
-                pixels = (self.updates + i) * frame.size
-                _learn_shared(frame, self._tables[0], self._bits, pixels)
-        elif self.threads == 1:
-            _learn(frames, self._tables, self._bits, self.updates, 0, self.shape[0])
-        else:
-            with _numba_threads(self.threads):
-                _learn_parallel(frames, self._tables, self._bits, self.updates, self.threads)
-        self.updates += len(frames)
+        for start in range(0, len(frames), _CHUNK):
+            chunk = frames[start : start + _CHUNK]
+            if self.location_dependent:
+                self._pool.reserve(_DEPTH * chunk[:, 0].size)  # as many as a row could need
+                pool = self._pool.arrays
+                if self.threads == 1:
+                    _learn(chunk, *pool, self._bits, self.updates, 0, self.shape[0])
+                else:
+                    with _numba_threads(self.threads):
+                        _learn_parallel(chunk, *pool, self._bits, self.updates, self.threads)
+            else:
+                self._pool.reserve(_DEPTH * chunk.size)
+                _learn_shared(chunk, *self._pool.arrays, self._bits, self.updates)
+            self.updates += len(chunk)
 
     def log_prob(self, frames: Symbols | torch.Tensor) -> tuple[Floats, Floats]:
         """log rho of frames (B, H, W) now, and log rho' after one more update with each alone."""
@@ -126,30 +128,33 @@ class CTS:
         This is (1 - rho') / (exp(PG) - 1) with the prediction gain PG = log rho' - log rho.
         """
         log_rho, gain = self._query(frames)
-        with np.errstate(over="ignore", divide="ignore"):  # an unseen frame: exp(PG) may overflow
+        with np.errstate(all="ignore"):  # exp(PG) may overflow, and PG may be 0
             counts = -np.expm1(np.minimum(log_rho + gain, 0.0)) / np.expm1(np.maximum(gain, 0.0))
         return np.minimum(np.where(gain > 0, counts, np.inf), self.max_count)
 
     def sample(self, rng: np.random.Generator) -> Symbols:
         """Draw one frame (H, W) from the model, pixel by pixel."""
-        return _sample(rng.random(self.shape), self._tables, self._bits)
+        values, children, _ = self._pool.arrays
+        return _sample(rng.random(self.shape), values, children, self._bits)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The model as tensors, as small as the contexts it has seen.
 
         Only leaf counts are kept, since those of a node are the sums of its children's. An `entry`
-        numbers a (tree, context, symbol); `stay` has the weights of the inner nodes on their paths.
+        numbers a (tree, context, symbol); `stay` has the weights of the inner nodes seen, each
+        before those below it.
         """
-        size = _leaf_entries(self._tables, self._bits, np.empty(0, np.int64), np.empty(0))
-        entry, count = np.empty(size, np.int64), np.empty(size)
-        _leaf_entries(self._tables, self._bits, entry, count)
-        inner = np.unique(np.concatenate(self._paths(entry)[:-1]))
+        values, children, used = self._pool.arrays
+        roots = self._pool.roots
+        entry = np.empty(used.sum() * self.levels, np.int64)
+        count, stay = np.empty(len(entry)), np.empty(used.sum())
+        entries, inner = _export(values, children, roots, self._bits, entry, count, stay)
         return {
             "layout": self._layout(),
             "updates": torch.tensor(self.updates),
-            "entry": torch.from_numpy(entry),
-            "count": torch.from_numpy(count.astype(np.int64)),
-            "stay": torch.from_numpy(self._tables.reshape(-1, 2 + self.levels)[inner, 1]),
+            "entry": torch.from_numpy(entry[:entries].copy()),
+            "count": torch.from_numpy(count[:entries].astype(np.int64)),
+            "stay": torch.from_numpy(stay[:inner].copy()),
         }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
@@ -166,36 +171,31 @@ class CTS:
                 "build the model with the same arguments."
             )
         entry, count, stay = (state[key].cpu().numpy() for key in ("entry", "count", "stay"))
+        pool = self._new_pool()
         entries_per_tree = self.levels ** (_DEPTH + 1)
+        trees = len(pool.arrays[0]) * pool.roots
         if (
             entry.shape != count.shape
-            or np.any((entry < 0) | (entry >= self._trees * entries_per_tree))
+            or np.any((entry < 0) | (entry >= trees * entries_per_tree))
             or np.any(np.diff(entry) <= 0)
         ):
-            raise ValueError(
-                "The entries of a CTS state must ascend within the model, with a count each."
-            )
+            raise ValueError("The entries of this state must ascend, with a count for each.")
         updates = int(state["updates"])
         learnt = updates * (1 if self.location_dependent else self.shape[0] * self.shape[1])
-        totals = np.bincount(entry // entries_per_tree, count, self._trees)
+        totals = np.bincount(entry // entries_per_tree, count, trees)
         if np.any(count < 1) or np.any(totals != learnt):
             raise ValueError(f"The counts of this state are not those of {updates} updates.")
-        paths = self._paths(entry)
-        inner = np.unique(np.concatenate(paths[:-1]))
-        if stay.shape != inner.shape or not np.all((stay >= 0) & (stay <= 1)):
-            raise ValueError(
-                f"This state needs {len(inner)} stay weights from 0 to 1, one for every inner node."
-            )
-        tables = self._empty()
-        rows = tables.reshape(-1, 2 + self.levels)
-        for nodes in paths:
-            np.add.at(rows[:, 0], nodes, count)
-            np.add.at(rows.reshape(-1), nodes * rows.shape[1] + 2 + entry % self.levels, count)
-        rows[inner, 1] = stay
-        self._tables, self.updates = tables, updates
+        if not np.all((stay >= 0) & (stay <= 1)):
+            raise ValueError("The stay weights of this state must lie between 0 and 1.")
+        rows = np.bincount(entry // (pool.roots * entries_per_tree))
+        pool.reserve(_DEPTH * int(rows.max(initial=0)))
+        inner = _import(entry, count, stay, *pool.arrays, pool.roots, self._bits)
+        if inner != len(stay):
+            raise ValueError(f"This state needs {inner} stay weights, it has {len(stay)}.")
+        self._pool, self.updates = pool, updates
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copies and pickles are sparse too: the tables would be mostly zeros."""
+        """Copies and pickles are as small as `state_dict`."""
         arguments = ("shape", "levels", "location_dependent", "max_count", "threads")
         return {key: getattr(self, key) for key in arguments} | {"state": self.state_dict()}
 
@@ -208,11 +208,9 @@ class CTS:
         shared = "" if self.location_dependent else ", location_dependent=False"
         return f"CTS({self.shape}, levels={self.levels}{shared})"
 
-    def _paths(self, entry: Integers) -> list[Integers]:
-        """The nodes on the paths of entries, root first, numbered through all trees."""
-        tree, key = np.divmod(entry, self.levels ** (_DEPTH + 1))
-        root = tree * self._tables.shape[1]
-        return [root + node for node in _path(self._bits, key)]  # type: ignore[arg-type]
+    def _new_pool(self) -> _Pool:
+        height, width = self.shape if self.location_dependent else (1, 1)
+        return _Pool(height, width, self.levels)
 
     def _layout(self) -> torch.Tensor:
         return torch.tensor([*self.shape, self.levels, int(self.location_dependent)])
@@ -241,34 +239,69 @@ class CTS:
         """log rho and the prediction gain log rho' - log rho of each frame."""
         frames = self._check(frames)
         # One partial sum for every image row, added up in the same order whatever the threads did.
-        sums = np.empty((2, len(frames), self.shape[0]))
-        if not self.location_dependent:
-            for i, frame in enumerate(frames):
-                after = self._tables[0].copy()
-                _learn_shared(frame, after, self._bits, self.updates * frame.size)
-                _query_shared(frame, self._tables[0], after, self._bits, sums[:, i])
-        elif self.threads == 1:
-            _query(frames, self._tables, self._bits, self.updates, 0, self.shape[0], sums)
-        else:
-            with _numba_threads(self.threads):
-                _query_parallel(frames, self._tables, self._bits, self.updates, self.threads, sums)
-        log_rho, gain = sums.sum(axis=2)
+        sums = np.empty((len(frames), 2, self.shape[0]))
+        values, children, _ = self._pool.arrays
+        for start in range(0, len(frames), _CHUNK):
+            chunk, part = frames[start : start + _CHUNK], sums[start : start + _CHUNK]
+            if not self.location_dependent:
+                for i, frame in enumerate(chunk):
+                    after = self._pool.copy()
+                    after.reserve(_DEPTH * frame.size)
+                    _learn_shared(frame[None], *after.arrays, self._bits, self.updates)
+                    _query_shared(
+                        frame, *self._pool.arrays[:2], *after.arrays[:2], self._bits, part[i]
+                    )
+            elif self.threads == 1:
+                _query(chunk, values, children, self._bits, self.updates, 0, self.shape[0], part)
+            else:
+                with _numba_threads(self.threads):
+                    _query_parallel(
+                        chunk, values, children, self._bits, self.updates, self.threads, part
+                    )
+        log_rho, gain = np.ascontiguousarray(sums.sum(axis=2).T)
         return log_rho, gain
 
 
-def _zero_pages(shape: tuple[int, ...]) -> Floats:
-    """Zeros in memory of which only the pages that are written to become resident.
+class _Pool:
+    """The nodes of the trees of each image row, numbered in the order of their creation.
 
-    NumPy's own zeros ask for huge pages, of which each would bring in the nodes of many trees.
+    Node 0 stands for all nodes that do not exist yet, nodes 1 to `roots` are the roots.
+
+    arrays: values (rows, capacity, 2 + A), holding N, w, c_0, c_1, ... of each node; the numbers of
+        its children (rows, capacity, A); and how many nodes each row has (rows,).
     """
-    size = math.prod(shape) * 8
-    if not hasattr(mmap, "MAP_ANONYMOUS"):  # Windows
-        return np.zeros(shape)
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)
-    memory = mmap.mmap(-1, size, flags=flags)
-    if hasattr(mmap, "MADV_NOHUGEPAGE"):
-        memory.madvise(mmap.MADV_NOHUGEPAGE)
-    return np.frombuffer(memory, np.float64).reshape(shape)
+
+    def __init__(self, rows: int, roots: int, levels: int) -> None:
+        self.roots = roots
+        values = np.zeros((rows, roots + 1, 2 + levels))
+        values[:, :, 1] = 0.5
+        children = np.zeros((rows, roots + 1, levels), np.int32)
+        self.arrays: tuple[Floats, Nodes, Integers]
+        self.arrays = values, children, np.full(rows, roots + 1)
+
+    def reserve(self, nodes: int) -> None:
+        """Make room for this many new nodes in each row; doubling keeps the copies rare."""
+        values, children, used = self.arrays
+        rows, capacity, levels = children.shape
+        most = 1 + self.roots * sum(levels**depth for depth in range(_DEPTH + 1))
+        needed = min(int(used.max()) + nodes, most)
+        if needed > capacity:
+            room = min(max(needed, 2 * capacity), most)
+            # Pages of zeros that are not written to take no memory.
+            self.arrays = (
+                np.zeros((rows, room, 2 + levels)),
+                np.zeros((rows, room, levels), np.int32),
+                used,
+            )
+            self.arrays[0][:, :capacity] = values
+            self.arrays[1][:, :capacity] = children
+
+    def copy(self) -> _Pool:
+        """A copy that can grow on its own."""
+        pool = copy(self)
+        values, children, used = self.arrays
+        pool.arrays = values.copy(), children.copy(), used.copy()
+        return pool
 
 
 @contextmanager
@@ -282,9 +315,9 @@ def _numba_threads(threads: int) -> Iterator[None]:
 
 
 # Kernels. A key is a context and a symbol in one number of `bits` bits each: left, up, up-left,
-# up-right, symbol. A table (nodes, 2 + A) holds N, w, c_0, c_1, ... of the nodes of one tree, each
-# followed by the subtrees of its A children. Paths (3, depths, columns) hold N, w and c_x of the
-# nodes from the root to the leaf, for one key in each column.
+# up-right, symbol. Values, children and used are those of a pool, or of one of its rows. Paths
+# (3, depths, columns) hold N, w and c_x of the nodes from the root to the leaf, for one key in each
+# column.
 
 
 @jit()
@@ -306,37 +339,49 @@ def _row_keys(frame: Symbols, y: int, bits: int, keys: Keys) -> None:
 
 
 @jit()
-def _path(bits: int, key: int) -> tuple[int, int, int, int, int]:
-    """The nodes from the root to the leaf that fit the key."""
-    levels = 1 << bits
-    mask = levels - 1
-    size_3 = levels + 1  # nodes in the subtree of a node at depth 3, 2, 1
-    size_2 = levels * size_3 + 1
-    size_1 = levels * size_2 + 1
-    node_1 = 1 + ((key >> (4 * bits)) & mask) * size_1
-    node_2 = node_1 + 1 + ((key >> (3 * bits)) & mask) * size_2
-    node_3 = node_2 + 1 + ((key >> (2 * bits)) & mask) * size_3
-    return 0, node_1, node_2, node_3, node_3 + 1 + ((key >> bits) & mask)
+def _load(
+    values: Floats, children: Nodes, bits: int, key: int, root: int, paths: Floats, column: int
+) -> None:
+    """Copy the path of a key out of its tree."""
+    mask = (1 << bits) - 1
+    node = root
+    for depth in range(_DEPTH + 1):
+        paths[0, depth, column] = values[node, 0]
+        paths[1, depth, column] = values[node, 1]
+        paths[2, depth, column] = values[node, 2 + (key & mask)]
+        if depth < _DEPTH:
+            node = children[node, (key >> ((_DEPTH - depth) * bits)) & mask]
 
 
 @jit()
-def _load(table: Floats, bits: int, key: int, paths: Floats, column: int) -> None:
-    """Copy the path of a key from its tree."""
-    symbol = 2 + (key & ((1 << bits) - 1))
-    for depth, node in enumerate(_path(bits, key)):
-        paths[0, depth, column] = table[node, 0]
-        paths[1, depth, column] = table[node, 1] if table[node, 0] > 0 else 0.5
-        paths[2, depth, column] = table[node, symbol]
+def _store(
+    values: Floats, children: Nodes, bits: int, key: int, root: int, paths: Floats, column: int
+) -> None:
+    """Copy the path of a key back into its tree, where it must exist."""
+    mask = (1 << bits) - 1
+    node = root
+    for depth in range(_DEPTH + 1):
+        values[node, 0] = paths[0, depth, column]
+        values[node, 1] = paths[1, depth, column]
+        values[node, 2 + (key & mask)] = paths[2, depth, column]
+        if depth < _DEPTH:
+            node = children[node, (key >> ((_DEPTH - depth) * bits)) & mask]
 
 
 @jit()
-def _store(table: Floats, bits: int, key: int, paths: Floats, column: int) -> None:
-    """Copy the path of a key back into its tree."""
-    symbol = 2 + (key & ((1 << bits) - 1))
-    for depth, node in enumerate(_path(bits, key)):
-        table[node, 0] = paths[0, depth, column]
-        table[node, 1] = paths[1, depth, column]
-        table[node, symbol] = paths[2, depth, column]
+def _grow(
+    values: Floats, children: Nodes, used: Integers, row: int, bits: int, key: int, root: int
+) -> None:
+    """Create the nodes that are missing on the path of a key."""
+    mask = (1 << bits) - 1
+    node = root
+    for depth in range(_DEPTH):
+        branch = (key >> ((_DEPTH - depth) * bits)) & mask
+        if children[row, node, branch] == 0:
+            children[row, node, branch] = used[row]
+            values[row, used[row], 1] = 0.5
+            used[row] += 1
+        node = children[row, node, branch]
 
 
 @jit()
@@ -392,9 +437,16 @@ def _sum(log_p: Floats, gain: Floats, slots: Integers, sums: Floats) -> None:
 
 @jit()
 def _query(
-    frames: Symbols, tables: Floats, bits: int, updates: int, top: int, bottom: int, sums: Floats
+    frames: Symbols,
+    values: Floats,
+    children: Nodes,
+    bits: int,
+    updates: int,
+    top: int,
+    bottom: int,
+    sums: Floats,
 ) -> None:
-    """Sums (2, B, H) of log p and of log p'/p over each image row from top to bottom."""
+    """Sums (B, 2, H) of log p and of log p'/p over each image row from top to bottom."""
     batch, _, width = frames.shape
     prior, alpha = 1.0 / (1 << bits), 1.0 / (updates + 2.0)
     keys = np.empty((batch, width), np.uint32)
@@ -409,28 +461,43 @@ def _query(
                 if b > 0 and keys[b, x] == keys[b - 1, x]:
                     slots[b, x] = slots[b - 1, x]
                 else:
-                    _load(tables[y * width + x], bits, keys[b, x], paths, used)
+                    _load(values[y], children[y], bits, keys[b, x], 1 + x, paths, used)
                     slots[b, x] = used
                     used += 1
         _learn_paths(paths, prior, alpha, p[:used])
         _predict(paths, prior, p_after[:used])
         _take_logs(p[:used], p_after[:used])
         for b in range(batch):
-            _sum(p, p_after, slots[b], sums[:, b, y])
+            _sum(p, p_after, slots[b], sums[b, :, y])
 
 
 @jit(parallel=True)
 def _query_parallel(
-    frames: Symbols, tables: Floats, bits: int, updates: int, parts: int, sums: Floats
+    frames: Symbols,
+    values: Floats,
+    children: Nodes,
+    bits: int,
+    updates: int,
+    parts: int,
+    sums: Floats,
 ) -> None:
     height = frames.shape[1]
     for i in numba.prange(parts):
         top, bottom = i * height // parts, (i + 1) * height // parts
-        _query(frames, tables, bits, updates, top, bottom, sums)
+        _query(frames, values, children, bits, updates, top, bottom, sums)
 
 
 @jit()
-def _learn(frames: Symbols, tables: Floats, bits: int, updates: int, top: int, bottom: int) -> None:
+def _learn(
+    frames: Symbols,
+    values: Floats,
+    children: Nodes,
+    used: Integers,
+    bits: int,
+    updates: int,
+    top: int,
+    bottom: int,
+) -> None:
     """Learn the image rows from top to bottom."""
     batch, _, width = frames.shape
     prior = 1.0 / (1 << bits)
@@ -441,43 +508,64 @@ def _learn(frames: Symbols, tables: Floats, bits: int, updates: int, top: int, b
         for b in range(batch):
             _row_keys(frames[b], y, bits, keys[b])
             for x in range(width):
-                table = tables[y * width + x]
-                if b == 0:
-                    _load(table, bits, keys[b, x], paths, x)
-                elif keys[b, x] != keys[b - 1, x]:
-                    _store(table, bits, keys[b - 1, x], paths, x)
-                    _load(table, bits, keys[b, x], paths, x)
+                if b > 0 and keys[b, x] == keys[b - 1, x]:
+                    continue
+                if b > 0:
+                    _store(values[y], children[y], bits, keys[b - 1, x], 1 + x, paths, x)
+                _grow(values, children, used, y, bits, keys[b, x], 1 + x)
+                _load(values[y], children[y], bits, keys[b, x], 1 + x, paths, x)
             _learn_paths(paths, prior, 1.0 / (updates + b + 2.0), p)
         for x in range(width):
-            _store(tables[y * width + x], bits, keys[batch - 1, x], paths, x)
+            _store(values[y], children[y], bits, keys[batch - 1, x], 1 + x, paths, x)
 
 
 @jit(parallel=True)
-def _learn_parallel(frames: Symbols, tables: Floats, bits: int, updates: int, parts: int) -> None:
+def _learn_parallel(
+    frames: Symbols,
+    values: Floats,
+    children: Nodes,
+    used: Integers,
+    bits: int,
+    updates: int,
+    parts: int,
+) -> None:
     height = frames.shape[1]
     for i in numba.prange(parts):
-        _learn(frames, tables, bits, updates, i * height // parts, (i + 1) * height // parts)
+        top, bottom = i * height // parts, (i + 1) * height // parts
+        _learn(frames, values, children, used, bits, updates, top, bottom)
 
 
 @jit()
-def _learn_shared(frame: Symbols, table: Floats, bits: int, updates: int) -> None:
-    """Learn the pixels of one frame (H, W) in reading order, all in one tree."""
-    height, width = frame.shape
+def _learn_shared(
+    frames: Symbols, values: Floats, children: Nodes, used: Integers, bits: int, updates: int
+) -> None:
+    """Learn the pixels of frames (B, H, W) in reading order, all in one tree."""
+    batch, height, width = frames.shape
     prior = 1.0 / (1 << bits)
     keys = np.empty(width, np.uint32)
     paths = np.empty((3, _DEPTH + 1, 1))
     p = np.empty(1)
-    for y in range(height):
-        _row_keys(frame, y, bits, keys)
-        for x in range(width):
-            _load(table, bits, keys[x], paths, 0)
-            _learn_paths(paths, prior, 1.0 / (updates + y * width + x + 2.0), p)
-            _store(table, bits, keys[x], paths, 0)
+    learnt = updates * height * width  # pixels
+    for b in range(batch):
+        for y in range(height):
+            _row_keys(frames[b], y, bits, keys)
+            for x in range(width):
+                _grow(values, children, used, 0, bits, keys[x], 1)
+                _load(values[0], children[0], bits, keys[x], 1, paths, 0)
+                _learn_paths(paths, prior, 1.0 / (learnt + 2.0), p)
+                _store(values[0], children[0], bits, keys[x], 1, paths, 0)
+                learnt += 1
 
 
 @jit()
 def _query_shared(
-    frame: Symbols, table: Floats, table_after: Floats, bits: int, sums: Floats
+    frame: Symbols,
+    values: Floats,
+    children: Nodes,
+    values_after: Floats,
+    children_after: Nodes,
+    bits: int,
+    sums: Floats,
 ) -> None:
     """Sums (2, H) of log p and of log p'/p over each image row, from two frozen trees."""
     height, width = frame.shape
@@ -488,17 +576,17 @@ def _query_shared(
     for y in range(height):
         _row_keys(frame, y, bits, keys)
         for x in range(width):
-            _load(table, bits, keys[x], paths, x)
+            _load(values[0], children[0], bits, keys[x], 1, paths, x)
         _predict(paths, prior, p)
         for x in range(width):
-            _load(table_after, bits, keys[x], paths, x)
+            _load(values_after[0], children_after[0], bits, keys[x], 1, paths, x)
         _predict(paths, prior, p_after)
         _take_logs(p, p_after)
         _sum(p, p_after, slots, sums[:, y])
 
 
 @jit()
-def _sample(uniforms: Floats, tables: Floats, bits: int) -> Symbols:
+def _sample(uniforms: Floats, values: Floats, children: Nodes, bits: int) -> Symbols:
     """A frame (H, W) drawn pixel by pixel with uniforms (H, W) in [0, 1)."""
     height, width = uniforms.shape
     levels = 1 << bits
@@ -508,10 +596,10 @@ def _sample(uniforms: Floats, tables: Floats, bits: int) -> Symbols:
     p = np.empty(levels)
     for y in range(height):
         for x in range(width):
-            table = tables[(y * width + x) % len(tables)]
             _row_keys(frame, y, bits, keys)  # the pixel itself is still 0
+            row, root = (0, 1) if len(values) < height else (y, 1 + x)
             for symbol in range(levels):
-                _load(table, bits, keys[x] + symbol, paths, symbol)
+                _load(values[row], children[row], bits, keys[x] + symbol, root, paths, symbol)
             _predict(paths, 1.0 / levels, p)
             rest = uniforms[y, x]
             while rest >= p[frame[y, x]] and frame[y, x] < levels - 1:
@@ -521,29 +609,83 @@ def _sample(uniforms: Floats, tables: Floats, bits: int) -> Symbols:
 
 
 @jit()
-def _leaf_entries(tables: Floats, bits: int, entry: Integers, count: Floats) -> int:
-    """Write the non-zero symbol counts of all leaves as far as there is room; return their number.
+def _export(
+    values: Floats,
+    children: Nodes,
+    roots: int,
+    bits: int,
+    entry: Integers,
+    count: Floats,
+    stay: Floats,
+) -> tuple[int, int]:
+    """Write the state of all trees, in order; return how many entries and stay weights it has."""
+    levels = range(1 << bits)
+    entries = inner = 0
+    for tree in range(len(values) * roots):
+        v, c = values[tree // roots], children[tree // roots]
+        root = 1 + tree % roots
+        if v[root, 0] == 0:
+            continue
+        stay[inner] = v[root, 1]
+        inner += 1
+        for left in levels:
+            node_1 = c[root, left]
+            if node_1 == 0:
+                continue
+            stay[inner] = v[node_1, 1]
+            inner += 1
+            for up in levels:
+                node_2 = c[node_1, up]
+                if node_2 == 0:
+                    continue
+                stay[inner] = v[node_2, 1]
+                inner += 1
+                for up_left in levels:
+                    node_3 = c[node_2, up_left]
+                    if node_3 == 0:
+                        continue
+                    stay[inner] = v[node_3, 1]
+                    inner += 1
+                    for up_right in levels:
+                        leaf = c[node_3, up_right]
+                        context = (((tree << bits) | left) << bits) | up
+                        context = (((context << bits) | up_left) << bits) | up_right
+                        for symbol in levels:
+                            if v[leaf, 2 + symbol] > 0:  # never so for node 0, no leaf
+                                entry[entries] = (context << bits) | symbol
+                                count[entries] = v[leaf, 2 + symbol]
+                                entries += 1
+    return entries, inner
 
-    An entry is the number (tree, context, symbol) of a count among all.
+
+@jit()
+def _import(
+    entry: Integers,
+    count: Integers,
+    stay: Floats,
+    values: Floats,
+    children: Nodes,
+    used: Integers,
+    roots: int,
+    bits: int,
+) -> int:
+    """Build the trees of a state in an empty pool; return how many stay weights they need.
+
+    The entries are in order, so that new inner nodes come up in the order of their weights.
     """
-    contexts = 1 << (_DEPTH * bits)
-    found = 0
-    for tree in range(len(tables)):
-        context = 0
-        while context < contexts:
-            path = _path(bits, context << bits)
-            depth = 0
-            while depth < _DEPTH and tables[tree, path[depth], 0] > 0:
-                depth += 1
-            node = path[depth]
-            if tables[tree, node, 0] > 0:
-                for symbol in range(1 << bits):
-                    if tables[tree, node, 2 + symbol] > 0:
-                        if found < len(entry):
-                            entry[found] = (((tree * contexts) + context) << bits) + symbol
-                            count[found] = tables[tree, node, 2 + symbol]
-                        found += 1
-            # There is nothing below an unseen node: go on with the next context outside it.
-            step = bits * (_DEPTH - depth)
-            context = ((context >> step) + 1) << step
-    return found
+    levels = 1 << bits
+    inner = 0
+    for i in range(len(entry)):
+        tree = entry[i] >> ((_DEPTH + 1) * bits)
+        row, node = tree // roots, 1 + tree % roots
+        _grow(values, children, used, row, bits, entry[i], node)
+        for depth in range(_DEPTH + 1):
+            if values[row, node, 0] == 0 and depth < _DEPTH:
+                if inner < len(stay):
+                    values[row, node, 1] = stay[inner]
+                inner += 1
+            values[row, node, 0] += count[i]
+            values[row, node, 2 + entry[i] % levels] += count[i]
+            if depth < _DEPTH:
+                node = children[row, node, (entry[i] >> ((_DEPTH - depth) * bits)) % levels]
+    return inner

@@ -129,17 +129,17 @@ def _luma(images: Bytes) -> Bytes:
 def _area_weights(inputs: int, outputs: int) -> tuple[Integers, Floats]:
     """First input cell under each output cell of an axis, and the overlaps with it and the next.
 
-    Overlaps (outputs, span) are in units of 1 / (inputs outputs) of the axis: whole numbers, whose
-    sum is `inputs` in every row.
+    Overlaps (span, outputs) are in units of 1 / (inputs outputs) of the axis: whole numbers, whose
+    sum is `inputs` for every output.
     """
     first = np.arange(outputs) * inputs // outputs
     span = inputs // outputs + (2 if inputs % outputs else 0)
-    overlaps = np.zeros((outputs, span))
+    overlaps = np.zeros((span, outputs))
     for i in range(outputs):
         for k in range(span):
             start = max(i * inputs, (first[i] + k) * outputs)
             end = min((i + 1) * inputs, (first[i] + k + 1) * outputs)
-            overlaps[i, k] = max(end - start, 0)
+            overlaps[k, i] = max(end - start, 0)
     return first, overlaps
 
 
@@ -149,20 +149,23 @@ def _shrink(images: Bytes, step: int, symbols: Bytes) -> None:
     _, rows, columns = symbols.shape
     first_row, row_overlaps = _area_weights(height, rows)
     first_column, column_overlaps = _area_weights(width, columns)
-    span = column_overlaps.shape[1]
+    span = len(column_overlaps)
     area = float(height * width)
-    line = np.zeros(width + span)  # the input rows under one output row, weighted and added up
+    line = np.empty(width + span)  # the input rows under one output row, weighted and added up
+    sums = np.empty(columns)  # the same over the columns; whole numbers, like all before
     for b in range(batch):
         for i in range(rows):
             line[:] = 0.0
-            for k in range(row_overlaps.shape[1]):
-                weight = row_overlaps[i, k]
-                if weight > 0:
+            for k in range(len(row_overlaps)):
+                overlap = row_overlaps[k, i]
+                if overlap > 0:
+                    row = images[b, first_row[i] + k]
                     for x in range(width):
-                        line[x] += weight * images[b, first_row[i] + k, x]
+                        line[x] += overlap * row[x]
+            sums[:] = 0.0
+            for k in range(span):
+                for j in range(columns):
+                    sums[j] += column_overlaps[k, j] * line[first_column[j] + k]
+            # floor(floor(average + 1/2) / step), of whole numbers and so exact in one division.
             for j in range(columns):
-                total = 0.0
-                for k in range(span):
-                    total += column_overlaps[j, k] * line[first_column[j] + k]
-                # floor(floor(total / area + 1/2) / step): whole numbers, so one division is exact.
-                symbols[b, i, j] = int((2.0 * total + area) / (2.0 * area * step))
+                symbols[b, i, j] = np.int32((2.0 * sums[j] + area) / (2.0 * area * step))

@@ -15,9 +15,7 @@ from safetensors.torch import save_file
 
 from cbsql.counts import ExactCounter
 from cbsql.tabular.rule import soft_update
-from cbsql.temperature import Constant, CountBased, Greedy, Linear, Temperature
-
-_TEMPERATURES = {kind.__name__: kind for kind in (Greedy, Constant, Linear, CountBased)}
+from cbsql.temperature import CountBased, Temperature, from_config
 
 
 class TabularSQL:
@@ -111,7 +109,7 @@ class TabularSQL:
             "epsilon": self.epsilon,
             "num_timesteps": self.num_timesteps,
             "rng": self._rng.bit_generator.state,
-            "temperature": {"kind": type(self.temperature).__name__, **self.temperature.settings()},
+            "temperature": self.temperature.config(),
         }
         state = {f"temperature.{k}": v for k, v in self.temperature.state_dict().items()}
         tensors = {"q": torch.from_numpy(self.q), **state}
@@ -136,12 +134,8 @@ class TabularSQL:
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         settings = json.loads(metadata["cbsql.TabularSQL"])
         num_timesteps, rng = settings.pop("num_timesteps"), settings.pop("rng")
-        described = settings.pop("temperature")
-        kind = described.pop("kind")
-        if temperature is None:
-            if kind not in _TEMPERATURES:
-                raise ValueError(f"{path} was saved with a {kind}: pass one as temperature=.")
-            temperature = _TEMPERATURES[kind](**described)
+        saved = settings.pop("temperature")
+        temperature = from_config(saved) if temperature is None else temperature
         learner = cls(env, temperature, **settings)
         q = tensors.pop("q").numpy()
         if q.shape != learner.q.shape:

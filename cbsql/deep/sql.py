@@ -1,0 +1,258 @@
+"""Soft Q-learning and count-based soft Q-learning, as Stable-Baselines3 algorithms."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import DQN
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from torch.nn import functional as F  # noqa: N812 (its usual name)
+
+from cbsql.counts import default_counter, fit_counter
+from cbsql.operators import kl_from_uniform, mellowmax, soft_policy, soft_value
+from cbsql.replay import FrameReplayBuffer, stacked_frames
+from cbsql.temperature import Constant, CountBased, Counter, Temperature, from_config
+
+Batch = ReplayBufferSamples | DictReplayBufferSamples
+LOSSES = {"mse": F.mse_loss, "huber": F.smooth_l1_loss}
+
+
+class SQL(DQN):
+    """Soft Q-learning: DQN whose backup is a mellowmax, with any inverse temperature.
+
+    It takes all arguments of :class:`stable_baselines3.DQN` in their order, and by name:
+
+    :param beta: a constant inverse temperature; 100 if nothing is said
+    :param temperature: in its place, any of :mod:`cbsql.temperature`; ``Greedy()`` makes it DQN
+    :param loss: "mse" as in the paper, or "huber" as in SB3's DQN
+    :param double: choose the soft policy by the online network, judge it by the target network
+    """
+
+    temperature: Temperature
+
+    def __init__(
+        self,
+        *args: Any,
+        beta: float | None = None,
+        temperature: Temperature | None = None,
+        loss: str = "mse",
+        double: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        if beta is not None and temperature is not None:
+            raise ValueError(f"Give beta ({beta}) or temperature ({temperature}), not both.")
+        if loss not in LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, not {loss!r}.")
+        if temperature is None:
+            temperature = Constant(100.0 if beta is None else beta)
+        self.temperature_config = temperature.config()
+        # SB3's load() constructs without set-up, puts the saved attributes in place, then sets up.
+        if kwargs.get("_init_setup_model", True):
+            self.temperature = temperature
+        self.loss = loss
+        self.double = double
+        self._last_update: tuple[Batch, float | th.Tensor] | None = None
+        self._saving = False
+        super().__init__(*args, **kwargs)
+
+    def _setup_model(self) -> None:
+        with warnings.catch_warnings():
+            if self._choose_frame_replay():
+                # SB3 warns that its n_steps has no effect on a given class of buffer; it has.
+                warnings.filterwarnings("ignore", message="`n_steps=")
+            super()._setup_model()
+        if not hasattr(self, "temperature"):
+            self.temperature = from_config(self.temperature_config)
+        if isinstance(self.temperature, CountBased):
+            counter = self.temperature.counter or default_counter(self.observation_space)
+            self.temperature.counter = fit_counter(counter, self.observation_space)
+
+    def _choose_frame_replay(self) -> bool:
+        """Store the frames of stacked images once, unless another buffer is asked for."""
+        if (
+            self.replay_buffer_class is None
+            and not self.optimize_memory_usage
+            and self.env is not None
+            and stacked_frames(self.env)
+        ):
+            self.replay_buffer_class = FrameReplayBuffer
+            if self.n_steps > 1:
+                steps = {"n_steps": self.n_steps, "gamma": self.gamma}
+                self.replay_buffer_kwargs = {**self.replay_buffer_kwargs, **steps}
+            if self.verbose > 0:
+                print("Storing each frame once: using FrameReplayBuffer")
+        return self.replay_buffer_class is FrameReplayBuffer
+
+    def set_random_seed(self, seed: int | None = None) -> None:
+        """Seed SB3's global generators, and this model's own."""
+        super().set_random_seed(seed)
+        self._rng = np.random.default_rng(seed)
+
+    def train(self, gradient_steps: int, batch_size: int = 100) -> None:
+        """Algorithm 1 of the paper, its inner loop."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+
+        losses = []
+        for _ in range(gradient_steps):
+            batch, counted = self._sample(batch_size)
+            with th.no_grad():
+                # The temperature is that of the evidence before this update.
+                beta = self._beta(counted.next_observations)
+                target = self._target(batch, beta)  # (batch, 1)
+
+            loss = self._loss(batch, target)
+            losses.append(loss.item())
+            self.policy.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+            self.policy.optimizer.step()
+
+            self.temperature.update(counted.observations)
+
+        self._n_updates += gradient_steps
+        self._last_update = batch, beta
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/loss", np.mean(losses))
+
+    def _target(self, batch: Batch, beta: float | th.Tensor) -> th.Tensor:
+        """Soft backups (batch, 1): what an algorithm changes that backs up in another way."""
+        next_q = self.q_net_target(batch.next_observations)  # (batch, actions)
+        if self.double:
+            next_v = soft_value(next_q, self.q_net(batch.next_observations), beta)
+        else:
+            next_v = mellowmax(next_q, beta)
+        discounts = self.gamma if batch.discounts is None else batch.discounts
+        return batch.rewards + (1 - batch.dones) * discounts * next_v.unsqueeze(1)
+
+    def _loss(self, batch: Batch, target: th.Tensor) -> th.Tensor:
+        q = self.q_net(batch.observations).gather(1, batch.actions.long())  # (batch, 1)
+        return LOSSES[self.loss](q, target)
+
+    def _beta(self, observations: Any) -> float | th.Tensor:
+        beta = self.temperature.beta(observations)
+        if isinstance(beta, float):
+            return beta
+        return th.as_tensor(beta, dtype=th.float32, device=self.device)
+
+    def _sample(self, batch_size: int) -> tuple[Batch, Batch]:
+        """A batch as the networks see it, and as it is counted: before VecNormalize changed it."""
+        assert self.replay_buffer is not None
+        if self._vec_normalize_env is None:
+            batch = self.replay_buffer.sample(batch_size)
+            return batch, batch
+        # SB3's buffers normalise while they sample, so the same rows have to be drawn twice.
+        before = np.random.get_state()  # noqa: NPY002
+        counted = self.replay_buffer.sample(batch_size)
+        np.random.set_state(before)  # noqa: NPY002
+        return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env), counted
+
+    def predict(
+        self,
+        observation: Any,
+        state: tuple[np.ndarray, ...] | None = None,
+        episode_start: np.ndarray | None = None,
+        deterministic: bool = False,
+    ) -> tuple[np.ndarray, tuple[np.ndarray, ...] | None]:
+        """Actions, epsilon-greedy unless ``deterministic``: each environment explores on its own.
+
+        For a single environment this is SB3's ``predict``, with the numbers SB3 would draw.
+        """
+        part = next(iter(observation.values())) if isinstance(observation, dict) else observation
+        several = self.policy.is_vectorized_observation(observation) and len(part) > 1
+        if deterministic or not several:
+            return super().predict(observation, state, episode_start, deterministic)
+        actions, state = self.policy.predict(observation, state, episode_start, deterministic)
+        assert isinstance(self.action_space, spaces.Discrete)
+        explore = self._rng.random(len(part)) < self.exploration_rate
+        random_actions = self._rng.integers(self.action_space.n, size=len(part))
+        return np.where(explore, random_actions, actions), state
+
+    def _store_transition(self, *args: Any, **kwargs: Any) -> None:
+        _, _, _, reward, *_ = args
+        if not np.isfinite(reward).all():
+            raise ValueError(
+                f"The environment returned the rewards {reward} at step {self.num_timesteps}: "
+                "they must be finite numbers."
+            )
+        super()._store_transition(*args, **kwargs)
+
+    def dump_logs(self) -> None:
+        """Add what the temperature does to SB3's logs; computed only when they are written."""
+        if self._last_update is not None:
+            for name, value in self._diagnose(*self._last_update).items():
+                self.logger.record(f"train/{name}", value)
+        super().dump_logs()
+
+    def _diagnose(self, batch: Batch, beta: float | th.Tensor) -> dict[str, float]:
+        """Of the latest batch: beta and count at s', entropy of the soft policy there, mean Q."""
+        with th.no_grad():
+            next_q = self.q_net_target(batch.next_observations)
+            entropy = np.log(next_q.shape[1]) - kl_from_uniform(soft_policy(next_q, beta)).mean()
+        figures = {"entropy": float(entropy), "q_mean": float(next_q.mean())}
+        if isinstance(beta, float):
+            return {**figures, "beta": beta}
+        figures.update(_spread("beta", beta.cpu().numpy()))
+        if isinstance(self.temperature, CountBased):
+            figures.update(_spread("count", beta.cpu().numpy() / self.temperature.kappa))
+        return figures
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """As SB3 saves; the temperature's state is a file of tensors in the archive."""
+        self._saving = True
+        try:
+            super().save(*args, **kwargs)
+        finally:
+            self._saving = False
+
+    def get_parameters(self) -> dict[str, dict[str, Any]]:
+        """Those of networks and optimiser; while saving, the temperature's state too.
+
+        Code that uses SB3 takes it that parameters can be averaged, perturbed or replaced one by
+        one, which makes no sense for counts.
+        """
+        parameters = super().get_parameters()
+        if self._saving:
+            parameters["temperature"] = self.temperature.state_dict()
+        return parameters
+
+    def set_parameters(
+        self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
+    ) -> None:
+        """As SB3 does it; a temperature's state that comes along is loaded as well."""
+        parameters = load_path_or_dict
+        if not isinstance(parameters, dict):
+            _, parameters, _ = load_from_zip_file(parameters, load_data=False, device=device)
+        networks = {name: state for name, state in parameters.items() if name != "temperature"}
+        super().set_parameters(networks, exact_match, device)
+        if "temperature" in parameters:
+            self.temperature.load_state_dict(parameters["temperature"])
+
+    def _excluded_save_params(self) -> list[str]:
+        own = ["temperature", "_last_update", "_rng", "_saving"]
+        return [*super()._excluded_save_params(), *own]
+
+
+class CBSQL(SQL):
+    """Count-based soft Q-learning: the inverse temperature of a state is kappa times its count.
+
+    It takes the arguments of :class:`SQL` but for ``beta`` and ``temperature``, and by name:
+
+    :param kappa: how fast trust grows with the number of value updates
+    :param counter: what counts them; chosen from the observation space if not given
+    """
+
+    def __init__(
+        self, *args: Any, kappa: float = 0.01, counter: Counter | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, temperature=CountBased(counter, kappa), **kwargs)
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, float]:
+    """Mean and 10, 50 and 90% quantiles."""
+    quantiles = np.quantile(values, (0.1, 0.5, 0.9)).tolist()
+    names = (f"{name}_{suffix}" for suffix in ("mean", "p10", "p50", "p90"))
+    return dict(zip(names, (float(values.mean()), *quantiles), strict=True))

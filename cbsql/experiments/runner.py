@@ -1,0 +1,155 @@
+"""One run: train, log, save; and play test episodes afterwards."""
+
+import csv
+import json
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+from numpy.typing import NDArray
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.logger import configure
+from stable_baselines3.common.vec_env import VecEnv
+
+from cbsql.deep import SQL
+from cbsql.envs import make_atari_vec_env
+from cbsql.envs.atari import FRAME_SKIP
+from cbsql.experiments.provenance import provenance
+from cbsql.experiments.spec import RunSpec, preset
+
+COLUMNS = ("kind", "steps", "frames", "updates", "seconds", "score", "length_steps")
+"""Of episodes.csv; kind is "game" or "life", length is in agent steps."""
+
+LOGS = 500
+"""How many times a run writes its logs."""
+
+Report = Callable[[int, dict[str, float]], None]
+"""Told the agent steps so far and what there is to see."""
+
+
+def make_env(spec: RunSpec, n_envs: int = 1, seed: int | None = None) -> VecEnv:
+    """The environment of a run."""
+    seed = spec.seed if seed is None else seed
+    if spec.is_atari:
+        return make_atari_vec_env(spec.game, spec.protocol, n_envs, seed)  # type: ignore[arg-type]
+    return make_vec_env(spec.game, n_envs, seed=seed)
+
+
+def make_model(spec: RunSpec, env: VecEnv) -> SQL:
+    """The learner of a run, as its preset and settings say."""
+    base = preset(spec)
+    steps = spec.steps or base.steps
+    settings = {"exploration_fraction": base.exploration_steps / steps, **base.settings}
+    return SQL(
+        base.policy,
+        env,
+        temperature=spec.temperature(),
+        seed=spec.seed,
+        **{**settings, **spec.settings},
+    )
+
+
+def train(spec: RunSpec, folder: Path, command: str = "", report: Report | None = None) -> SQL:
+    """Train ``spec`` and leave everything about it in ``folder``.
+
+    ``episodes.csv`` has every score, ``progress.csv`` and the TensorBoard files the logs,
+    ``model.zip`` the learner, ``run.json`` what was run, where and for how long.
+    """
+    env = make_env(spec)
+    model = make_model(spec, env)
+    model.set_logger(configure(str(folder), ["csv", "tensorboard"]))
+    steps = spec.steps or preset(spec).steps
+    finished = False
+    start = time.perf_counter()
+    with ExitStack() as stack:
+        stack.callback(env.close)
+        try:
+            callback = RunLog(folder / "episodes.csv", steps, spec.is_atari, report)
+            model.learn(steps, callback=callback, log_interval=None)  # type: ignore[arg-type]
+            finished = True
+        finally:
+            model.save(folder / "model.zip")
+            record = {
+                "command": command,
+                "spec": spec.describe(),
+                "finished": finished,
+                "steps": model.num_timesteps,
+                "updates": model._n_updates,
+                "seconds": round(time.perf_counter() - start, 1),
+                **provenance(),
+            }
+            (folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+    return model
+
+
+class RunLog(BaseCallback):
+    """Writes every score, and the logs at even distances in steps instead of in episodes."""
+
+    def __init__(self, path: Path, steps: int, is_atari: bool, report: Report | None) -> None:
+        super().__init__()
+        self._path = path
+        self._interval = max(steps // LOGS, 1)
+        self._frames_per_step = FRAME_SKIP if is_atari else 1
+        self._report = report
+        self._recent: deque[float] = deque(maxlen=20)
+
+    def _on_training_start(self) -> None:
+        self._file = self._path.open("w", newline="")
+        self._rows = csv.writer(self._file, lineterminator="\n")
+        self._rows.writerow(COLUMNS)
+        self._start = time.perf_counter()
+
+    def _on_step(self) -> bool:
+        for info in self.locals["infos"]:
+            if "life" in info:
+                self._write("life", info["life"]["score"], info["life"]["steps"])
+            if "episode" in info:
+                self._recent.append(info["episode"]["r"])
+                self._write("game", info["episode"]["r"], info["episode"]["l"])
+        if self.n_calls % self._interval == 0:
+            self.logger.record("time/frames", self.num_timesteps * self._frames_per_step)
+            model = self.model
+            assert isinstance(model, SQL)
+            model.dump_logs()
+            self._file.flush()
+            if self._report:
+                shown = {"score": float(np.mean(self._recent))} if self._recent else {}
+                if model._last_update is not None:
+                    beta = model._last_update[1]
+                    shown["beta"] = beta if isinstance(beta, float) else float(beta.mean())
+                self._report(self.num_timesteps, shown)
+        return True
+
+    def _on_training_end(self) -> None:
+        self._file.close()
+
+    def _write(self, kind: str, score: float, length: int) -> None:
+        assert isinstance(self.model, SQL)
+        seconds = round(time.perf_counter() - self._start, 2)
+        frames = self.num_timesteps * self._frames_per_step
+        self._rows.writerow(
+            (kind, self.num_timesteps, frames, self.model._n_updates, seconds, score, length)
+        )
+
+
+def evaluate(spec: RunSpec, model: SQL, episodes: int, seed: int) -> NDArray[np.float64]:
+    """Scores of whole games under the preset's test policy."""
+    env = make_env(spec, seed=seed)
+    epsilon = preset(spec).test_epsilon
+    rng = np.random.default_rng(seed)
+    scores: list[float] = []
+    observation = env.reset()
+    while len(scores) < episodes:
+        action, _ = model.predict(observation, deterministic=True)
+        if rng.random() < epsilon:
+            assert isinstance(env.action_space, gym.spaces.Discrete)
+            action = rng.integers(env.action_space.n, size=1)
+        observation, _, _, infos = env.step(action)
+        scores += [info["episode"]["r"] for info in infos if "episode" in info]
+    env.close()
+    return np.array(scores)

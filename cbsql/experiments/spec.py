@@ -1,0 +1,155 @@
+"""What one run is, and the settings it starts from."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import gymnasium as gym
+import torch
+
+from cbsql.deep.networks import MinAtarCNN
+from cbsql.temperature import Constant, CountBased, Greedy, Temperature
+
+ALGORITHMS = ("dqn", "sql", "cbsql")
+
+
+@dataclass(frozen=True)
+class RunSpec:
+    """One learner on one environment with one seed."""
+
+    game: str
+    """An Atari game ("pong"), or the id of any Gymnasium environment ("CartPole-v1")."""
+    algorithm: str = "cbsql"
+    """"dqn" (the hard maximum), "sql" (constant beta) or "cbsql" (beta = kappa n)."""
+    steps: int = 0
+    """Agent steps of training; 0 means those of the preset."""
+    seed: int = 0
+    """Of the networks, exploration, replay and the environment."""
+    beta: float = 100.0
+    """Inverse temperature, if the algorithm is "sql"."""
+    kappa: float = 0.01
+    """Growth of the inverse temperature per count, if the algorithm is "cbsql"."""
+    protocol: str = "nature"
+    """How an Atari game is played: "nature" or "machado"."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Arguments of the algorithm that replace those of the preset."""
+
+    def __post_init__(self) -> None:
+        if self.algorithm not in ALGORITHMS:
+            raise ValueError(
+                f"algorithm must be one of {', '.join(ALGORITHMS)}, not {self.algorithm!r}."
+            )
+        if self.steps < 0 or self.seed < 0:
+            raise ValueError(f"steps ({self.steps}) and seed ({self.seed}) must not be negative.")
+        self.temperature()  # checks beta and kappa
+
+    @property
+    def is_atari(self) -> bool:
+        """Whether the game is one of ale-py's, and not the id of a Gymnasium environment."""
+        return self.game not in gym.registry or self.game.startswith("ALE/")
+
+    def temperature(self) -> Temperature:
+        """A new temperature for this run."""
+        if self.algorithm == "dqn":
+            return Greedy()
+        return Constant(self.beta) if self.algorithm == "sql" else CountBased(kappa=self.kappa)
+
+    def describe(self) -> dict[str, Any]:
+        """All fields, ready for JSON."""
+        return {**asdict(self), "settings": {name: repr(v) for name, v in self.settings.items()}}
+
+
+@dataclass(frozen=True)
+class Preset:
+    """Where a kind of environment starts from."""
+
+    policy: str
+    steps: int
+    """Agent steps of a run, if it does not say."""
+    test_epsilon: float
+    """Probability of a random action in test episodes."""
+    settings: Mapping[str, Any]
+    """Arguments of the algorithm."""
+    exploration_steps: int
+    """Agent steps in which epsilon falls from 1 to its final value."""
+
+
+_RMSPROP = {
+    "optimizer_class": torch.optim.RMSprop,
+    "optimizer_kwargs": {"alpha": 0.95, "eps": 0.01, "centered": True},
+}
+
+ATARI = Preset(
+    # The second table of the paper's appendix; what it leaves open is from Mnih et al. (2015).
+    policy="CnnPolicy",
+    steps=750_000,  # 3M frames
+    test_epsilon=0.05,
+    settings={
+        "learning_rate": 2.5e-4,
+        "buffer_size": 1_000_000,
+        "learning_starts": 12_500,  # 50,000 frames
+        "batch_size": 32,
+        "gamma": 0.99,
+        "train_freq": 4,
+        "target_update_interval": 10_000,
+        "exploration_final_eps": 0.1,
+        "policy_kwargs": _RMSPROP,
+    },
+    exploration_steps=250_000,  # 1M frames
+)
+
+MINATAR = Preset(
+    # Young and Tian (2019), but for the number of steps and a gradient step every 4 of them.
+    policy="CnnPolicy",
+    steps=100_000,
+    test_epsilon=0.05,
+    settings={
+        "learning_rate": 2.5e-4,
+        "buffer_size": 100_000,
+        "learning_starts": 5_000,
+        "batch_size": 32,
+        "gamma": 0.99,
+        "train_freq": 4,
+        "target_update_interval": 1_000,
+        "exploration_final_eps": 0.1,
+        "policy_kwargs": {**_RMSPROP, "features_extractor_class": MinAtarCNN},
+    },
+    exploration_steps=20_000,
+)
+
+CARTPOLE = Preset(
+    # The values with which SB3's DQN is usually run on it.
+    policy="MlpPolicy",
+    steps=50_000,
+    test_epsilon=0.0,
+    settings={
+        "learning_rate": 2.3e-3,
+        "buffer_size": 100_000,
+        "learning_starts": 1_000,
+        "batch_size": 64,
+        "gamma": 0.99,
+        "train_freq": 256,
+        "gradient_steps": 128,
+        "target_update_interval": 10,
+        "exploration_final_eps": 0.04,
+        "policy_kwargs": {"net_arch": [256, 256]},
+    },
+    exploration_steps=8_000,
+)
+
+OTHER = Preset(
+    policy="MlpPolicy",
+    steps=100_000,
+    test_epsilon=0.0,
+    settings={"buffer_size": 100_000, "learning_starts": 1_000, "target_update_interval": 1_000},
+    exploration_steps=10_000,
+)
+
+
+def preset(spec: RunSpec) -> Preset:
+    """The settings a run starts from."""
+    if spec.is_atari:
+        return ATARI
+    if spec.game.startswith("MinAtar/"):
+        return MINATAR
+    return CARTPOLE if spec.game.startswith("CartPole") else OTHER

@@ -1,0 +1,280 @@
+"""SQL and CBSQL: against SB3's DQN, naive targets, and the order of Algorithm 1."""
+
+import json
+import math
+import zipfile
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from stable_baselines3 import DQN
+from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+from cbsql import CBSQL, SQL
+from cbsql.counts import CTS, ExactCounter, PixelCounter, SimHash
+from cbsql.operators import mellowmax
+from cbsql.temperature import Constant, CountBased, Greedy, Linear, Temperature
+
+QUICK = {"learning_starts": 20, "buffer_size": 500, "batch_size": 8, "train_freq": 1, "seed": 0}
+BETAS = [0.0, 0.3, 5.0, math.inf]
+
+
+def weights(model):
+    return list(model.policy.state_dict().values())
+
+
+def same(first, second):
+    return all(th.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_greedy_huber_sql_is_sb3s_dqn_bit_for_bit():
+    arguments = {"learning_starts": 100, "train_freq": 1, "target_update_interval": 100, "seed": 3}
+    dqn = DQN("MlpPolicy", "CartPole-v1", **arguments).learn(1100)
+    sql = SQL("MlpPolicy", "CartPole-v1", temperature=Greedy(), loss="huber", **arguments)
+    sql.learn(1100)
+    assert sql._n_updates == dqn._n_updates == 1000
+    assert same(weights(dqn), weights(sql))
+
+
+class Script(Temperature):
+    """Says a fixed beta for each row, and writes down what it is asked and told."""
+
+    def __init__(self):
+        self.log = []
+
+    def beta(self, x):
+        self.log.append(("beta", x))
+        return np.resize(BETAS, len(x))
+
+    def update(self, x):
+        self.log.append(("update", x))
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_target_agrees_with_a_naive_loop(double):
+    model = SQL("MlpPolicy", "CartPole-v1", temperature=Script(), double=double, **QUICK)
+    model.learn(60)
+    for parameter in model.q_net_target.parameters():  # so that the two networks disagree
+        parameter.data += 0.1 * th.randn_like(parameter)
+    batch, _ = model._sample(12)
+    beta = model._beta(batch.next_observations)
+    with th.no_grad():
+        target = model._target(batch, beta)
+        judge = model.q_net_target(batch.next_observations).double().tolist()
+        choose = model.q_net(batch.next_observations).double().tolist() if double else judge
+    for i, b in enumerate(np.resize(BETAS, 12)):
+        if b == math.inf:
+            value = judge[i][int(np.argmax(choose[i]))]
+        elif b == 0:
+            value = sum(judge[i]) / 2
+        else:
+            weight = [math.exp(b * q) for q in choose[i]]
+            policy = [w / sum(weight) for w in weight]
+            value = sum(
+                p * (q - math.log(2 * p) / b) for p, q in zip(policy, judge[i], strict=True)
+            )
+        expected = float(batch.rewards[i]) + 0.99 * (1 - float(batch.dones[i])) * value
+        assert float(target[i]) == pytest.approx(expected, abs=1e-5)
+
+
+def test_mse_loss_is_the_mean_squared_error():
+    model = SQL("MlpPolicy", "CartPole-v1", **QUICK).learn(30)
+    batch, _ = model._sample(8)
+    target = th.randn(8, 1)
+    q = model.q_net(batch.observations).detach()
+    naive = sum((float(q[i, batch.actions[i]]) - float(target[i])) ** 2 for i in range(8)) / 8
+    assert float(model._loss(batch, target)) == pytest.approx(naive, rel=1e-5)
+
+
+def test_beta_is_asked_at_next_states_before_states_are_counted():
+    script = Script()
+    model = SQL("MlpPolicy", "CartPole-v1", temperature=script, **QUICK).learn(40)
+    assert [kind for kind, _ in script.log] == ["beta", "update"] * model._n_updates
+    buffer = model.replay_buffer
+    for kind, rows in script.log:
+        table = buffer.next_observations if kind == "beta" else buffer.observations
+        for row in rows.numpy():
+            assert (row == table[: buffer.pos, 0]).all(1).any()
+
+
+def test_counts_are_the_value_updates_made():
+    model = CBSQL("MlpPolicy", "CliffWalking-v1", **QUICK).learn(100)
+    state = model.temperature.state_dict()
+    assert int(state["counts"].sum()) == model._n_updates * 8
+
+
+@pytest.mark.parametrize(
+    ("env", "policy", "kind"),
+    [
+        ("CartPole-v1", "MlpPolicy", SimHash),
+        ("CliffWalking-v1", "MlpPolicy", ExactCounter),
+    ],
+)
+def test_counter_is_chosen_by_the_observation_space(env, policy, kind):
+    assert isinstance(CBSQL(policy, env, **QUICK).temperature.counter, kind)
+
+
+class Squares(gym.Env):
+    """Four-frame stacks of small images in which a square moves."""
+
+    observation_space = gym.spaces.Box(0, 255, (4, 36, 36), np.uint8)
+    action_space = gym.spaces.Discrete(3)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self._time = 0
+        return self._frames(), {}
+
+    def step(self, action):
+        self._time += 1
+        return self._frames(), float(action == 1), self._time >= 20, False, {}
+
+    def _frames(self):
+        frames = np.zeros((4, 36, 36), np.uint8)
+        for i in range(4):
+            frames[i, (self._time + i) % 30 : (self._time + i) % 30 + 6, 10:16] = 255
+        return frames
+
+
+def test_images_are_counted_by_a_density_model():
+    model = CBSQL("CnnPolicy", Squares(), **QUICK)
+    assert isinstance(model.temperature.counter, PixelCounter)
+    model.learn(40)
+    assert model.temperature.counter.density.updates == 8 * model._n_updates
+    bare = CBSQL("CnnPolicy", Squares(), counter=CTS((21, 21)), **QUICK).learn(30)
+    assert bare.temperature.counter.density.shape == (21, 21)
+
+
+def test_vec_normalize_is_undone_before_counting():
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]), norm_reward=False)
+    model = CBSQL("MlpPolicy", env, counter=SimHash(4), **QUICK).learn(60)
+    batch, counted = model._sample(16)
+    np.testing.assert_allclose(
+        env.normalize_obs(counted.observations.numpy()), batch.observations, atol=1e-6
+    )
+    np.testing.assert_allclose(
+        env.normalize_obs(counted.next_observations.numpy()), batch.next_observations, atol=1e-6
+    )
+    assert not th.allclose(batch.observations, counted.observations)
+
+
+def test_each_environment_explores_on_its_own():
+    model = SQL("MlpPolicy", make_vec_env("CartPole-v1", n_envs=4), **QUICK)
+    model.exploration_rate = 0.5
+    observations = np.zeros((1000, 4), np.float32)
+    greedy, _ = model.predict(observations, deterministic=True)
+    assert len(set(greedy.tolist())) == 1
+    actions, _ = model.predict(observations)
+    other = (actions != greedy).mean()  # half explore, half of those take the other action
+    assert abs(other - 0.25) < 4 * math.sqrt(0.25 * 0.75 / 1000)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **k: SQL("MlpPolicy", "CartPole-v1", beta=7.0, loss="huber", double=True, **k),
+        lambda **k: SQL("MlpPolicy", "CartPole-v1", temperature=Linear(0.01), **k),
+        lambda **k: CBSQL("MlpPolicy", "CartPole-v1", kappa=0.5, **k),
+        lambda **k: CBSQL("CnnPolicy", Squares(), kappa=0.02, **k),
+    ],
+)
+def test_save_and_load_keep_everything_but_no_code(tmp_path, make):
+    model = make(**QUICK).learn(60)
+    model.save(tmp_path / "model.zip")
+    loaded = type(model).load(tmp_path / "model.zip", env=model.get_env())
+    assert same(weights(model), weights(loaded))
+    assert repr(loaded.temperature) == repr(model.temperature)
+    assert (loaded.loss, loaded.double) == (model.loss, model.double)
+    batch = model.replay_buffer.sample(8)
+    np.testing.assert_array_equal(
+        loaded.temperature.beta(batch.observations), model.temperature.beta(batch.observations)
+    )
+    loaded.learn(30, reset_num_timesteps=False)
+    with zipfile.ZipFile(tmp_path / "model.zip") as file:
+        assert "temperature.pth" in file.namelist()
+        data = json.loads(file.read("data"))
+    assert "temperature" not in data
+    assert data["temperature_config"]["kind"] == type(model.temperature).__name__
+
+
+def test_a_temperature_of_ones_own_is_passed_when_loading(tmp_path):
+    class Own(Constant):
+        pass
+
+    SQL("MlpPolicy", "CartPole-v1", temperature=Own(3), **QUICK).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="pass it as temperature="):
+        SQL.load(tmp_path / "model")
+    assert repr(SQL.load(tmp_path / "model", temperature=Own(3)).temperature) == "Constant(3)"
+
+
+def test_n_step_returns_with_a_count_based_temperature():
+    model = CBSQL("MlpPolicy", "CartPole-v1", n_steps=3, **QUICK).learn(60)
+    batch, _ = model._sample(8)
+    beta = model._beta(batch.next_observations)
+    with th.no_grad():
+        value = mellowmax(model.q_net_target(batch.next_observations), beta).unsqueeze(1)
+        expected = batch.rewards + (1 - batch.dones) * batch.discounts * value
+        th.testing.assert_close(model._target(batch, beta), expected)
+    assert (batch.discounts < 0.99).any()
+
+
+def test_logs_say_what_the_temperature_does(tmp_path):
+    model = CBSQL("MlpPolicy", "CartPole-v1", **QUICK)
+    model.learn(30)
+    figures = model._diagnose(*model._last_update)
+    spread = ("mean", "p10", "p50", "p90")
+    assert set(figures) == {"entropy", "q_mean"} | {
+        f"{name}_{kind}" for name in ("beta", "count") for kind in spread
+    }
+    assert 0 <= figures["entropy"] <= math.log(2) + 1e-6
+    assert figures["count_p50"] == pytest.approx(100 * figures["beta_p50"])
+
+
+class Broken(gym.Wrapper):
+    def step(self, action):
+        observation, _, *rest = self.env.step(action)
+        return observation, math.nan, *rest
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: SQL("MlpPolicy", "CartPole-v1", beta=0.0), "beta must be a positive number"),
+        (lambda: SQL("MlpPolicy", "CartPole-v1", beta=1.0, temperature=Greedy()), "not both"),
+        (lambda: SQL("MlpPolicy", "CartPole-v1", loss="l1"), "one of mse, huber"),
+        (lambda: CBSQL("MlpPolicy", "CartPole-v1", kappa=-1.0), "kappa must be a positive"),
+        (lambda: SQL("MlpPolicy", Broken(gym.make("CartPole-v1"))).learn(5), "finite"),
+    ],
+)
+def test_bad_input_is_refused(make, named):
+    with pytest.raises(ValueError, match=named):
+        make()
+
+
+def test_continuous_actions_are_refused():
+    with pytest.raises(AssertionError, match="Discrete"):
+        SQL("MlpPolicy", "Pendulum-v1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Greedy, lambda: Constant(100), CountBased])
+def test_learns_cartpole(make):
+    model = SQL(
+        *("MlpPolicy", "CartPole-v1"),
+        temperature=make(),
+        learning_rate=2.3e-3,
+        buffer_size=100_000,
+        learning_starts=1000,
+        batch_size=64,
+        train_freq=256,
+        gradient_steps=128,
+        target_update_interval=10,
+        exploration_fraction=0.16,
+        exploration_final_eps=0.04,
+        policy_kwargs={"net_arch": [256, 256]},
+        seed=0,
+    ).learn(50_000)
+    scores = [info["r"] for info in model.ep_info_buffer]
+    assert np.mean(scores) > 150
