@@ -57,6 +57,12 @@ def test_the_same_command_writes_the_same_numbers(tmp_path):
         (["reproduce", "chain", "--runs", "many"], "Invalid value for '--runs'"),
         (["reproduce", "chain", "--temperature", "1"], "No such option: --temperature"),
         (["reproduce", "chains"], "No such command 'chains'"),
+        (["train", "pongg"], "No Atari game is called 'pongg'. Nearest names: pong"),
+        (["train", "CartPole-v1", "--algorithm", "ppo"], "one of dqn, sql, cbsql, not 'ppo'"),
+        (["train", "CartPole-v1", "--frames", "lots"], "'lots' is not a positive number"),
+        (["train", "CartPole-v1", "--set", "batch_size"], "name=value"),
+        (["train", "CartPole-v1", "--out", "file/out"], "folder file/out cannot be written"),
+        (["evaluate", "nowhere"], "nowhere is not the folder of a run"),
         ([*SMALL, "--out", "file/out"], "The output folder file/out cannot be written"),
     ],
 )
@@ -80,3 +86,13 @@ def test_an_interrupted_run_leaves_the_old_results(tmp_path):
     assert process.wait(timeout=60) != 0
     assert [path.name for path in tmp_path.iterdir()] == ["curves.csv"]
     assert (tmp_path / "curves.csv").read_text() == "old"
+
+
+def test_train_then_evaluate(tmp_path):
+    done = cbsql("train", "CartPole-v1", "--frames", "1K", "--set", "seed=3", cwd=tmp_path)
+    assert done.returncode == 2  # seed is an option of its own
+    done = cbsql("train", "CartPole-v1", "--frames", "1K", "--out", "run", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    done = cbsql("evaluate", "run", "--episodes", "3", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "over 3 games" in " ".join(done.stdout.split())

@@ -1,11 +1,13 @@
 """What one run is, and the settings it starts from."""
 
+import inspect
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import gymnasium as gym
 import torch
+from stable_baselines3 import DQN
 
 from cbsql.deep.networks import MinAtarCNN
 from cbsql.temperature import Constant, CountBased, Greedy, Temperature
@@ -41,6 +43,12 @@ class RunSpec:
             )
         if self.steps < 0 or self.seed < 0:
             raise ValueError(f"steps ({self.steps}) and seed ({self.seed}) must not be negative.")
+        known = inspect.signature(DQN).parameters.keys() | {"loss", "double"}
+        fixed = {"policy", "env", "seed"}
+        if wrong := sorted(set(self.settings) - (known - fixed)):
+            raise ValueError(
+                f"settings take the arguments of SB3's DQN, loss and double, not {wrong[0]!r}."
+            )
         self.temperature()  # checks beta and kappa
 
     @property

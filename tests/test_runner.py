@@ -1,0 +1,117 @@
+"""Runs: what the presets set, what a run leaves behind, and testing it."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+import torch
+
+from cbsql.deep import SQL
+from cbsql.envs.minatar import GAMES
+from cbsql.experiments.runner import COLUMNS, evaluate, make_env, make_model, train
+from cbsql.experiments.spec import RunSpec
+from cbsql.replay import FrameReplayBuffer
+from cbsql.temperature import CountBased, Greedy
+
+PAPER_GAMES = ("breakout", "freeway", "pong", "qbert", "seaquest", "space_invaders")
+SMALL = {"buffer_size": 1000}
+
+
+@pytest.mark.parametrize("game", PAPER_GAMES)
+def test_atari_preset_is_the_papers_table(game):
+    spec = RunSpec(game, "cbsql", settings=SMALL)
+    env = make_env(spec)
+    model = make_model(spec, env)
+    env.close()
+    assert model.observation_space.shape == (4, 84, 84)
+    assert (model.gamma, model.batch_size, model.lr_schedule(1)) == (0.99, 32, 2.5e-4)
+    assert (model.exploration_initial_eps, model.exploration_final_eps) == (1.0, 0.1)
+    # Of 3M frames, the first million explore.
+    assert model.exploration_fraction == pytest.approx(1 / 3)
+    convolutions = [m for m in model.q_net.modules() if isinstance(m, torch.nn.Conv2d)]
+    assert [m.out_channels for m in convolutions] == [32, 64, 64]
+    assert [m.kernel_size for m in convolutions] == [(8, 8), (4, 4), (3, 3)]
+    assert [m.stride for m in convolutions] == [(4, 4), (2, 2), (1, 1)]
+    hidden, _ = (m for m in model.q_net.modules() if isinstance(m, torch.nn.Linear))
+    assert hidden.out_features == 512
+    assert isinstance(model.policy.optimizer, torch.optim.RMSprop)
+    assert isinstance(model.replay_buffer, FrameReplayBuffer)
+    assert model.temperature.counter.density.shape == (42, 42)
+
+
+@pytest.mark.parametrize("game", [*(f"MinAtar/{name}-v1" for name in GAMES), "Acrobot-v1"])
+def test_every_preset_builds_and_learns(game, tmp_path):
+    settings = {**SMALL, "learning_starts": 10}
+    model = train(RunSpec(game, "cbsql", steps=40, settings=settings), tmp_path)
+    assert model._n_updates > 0
+
+
+@pytest.mark.parametrize(("algorithm", "kind"), [("dqn", Greedy), ("cbsql", CountBased)])
+def test_a_run_leaves_scores_logs_and_a_model(algorithm, kind, tmp_path):
+    spec = RunSpec("CartPole-v1", algorithm, steps=3000, seed=1)
+    reports = []
+    model = train(spec, tmp_path, "the command", lambda step, shown: reports.append((step, shown)))
+    rows = list(csv.DictReader((tmp_path / "episodes.csv").open()))
+    assert tuple(rows[0]) == COLUMNS
+    # A CartPole score is the number of steps, and episodes follow each other without a gap.
+    assert all(float(row["score"]) == int(row["length_steps"]) for row in rows)
+    ends = np.cumsum([int(row["length_steps"]) for row in rows])
+    assert ends.tolist() == [int(row["steps"]) for row in rows]
+    record = json.loads((tmp_path / "run.json").read_text())
+    assert record["finished"]
+    assert (record["command"], record["spec"]["seed"]) == ("the command", 1)
+    assert record["updates"] == model._n_updates > 0
+    logs = list(csv.DictReader((tmp_path / "progress.csv").open()))
+    assert int(logs[-1]["time/frames"]) == int(logs[-1]["time/total_timesteps"])
+    assert float(logs[-1]["train/entropy"]) >= 0
+    assert reports[-1][0] >= 3000
+    assert {"score", "beta"} == set(reports[-1][1])
+    loaded = SQL.load(tmp_path / "model.zip")
+    assert isinstance(loaded.temperature, kind)
+    assert (
+        evaluate(spec, loaded, episodes=3, seed=5).tolist()
+        == evaluate(spec, model, episodes=3, seed=5).tolist()
+    )
+
+
+def test_the_same_run_twice_is_the_same(tmp_path):
+    spec = RunSpec("MinAtar/Breakout-v1", steps=600, settings={**SMALL, "learning_starts": 100})
+    models = []
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        models.append(train(spec, tmp_path / name))
+    for a, b in zip(*(model.policy.state_dict().values() for model in models), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_atari_scores_are_those_of_games_and_lives(tmp_path):
+    spec = RunSpec("breakout", "sql", steps=700, settings={**SMALL, "learning_starts": 10_000})
+    train(spec, tmp_path)
+    rows = list(csv.DictReader((tmp_path / "episodes.csv").open()))
+    assert all(int(row["frames"]) == 4 * int(row["steps"]) for row in rows)
+    lives, games = [], []
+    for row in rows:
+        if row["kind"] == "life":
+            lives.append(row)
+        else:
+            assert float(row["score"]) == sum(float(life["score"]) for life in lives)
+            assert int(row["length_steps"]) == sum(int(life["length_steps"]) for life in lives)
+            assert len(lives) == 5
+            games.append(row)
+            lives = []
+    assert games
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"algorithm": "ppo"}, "one of dqn, sql, cbsql"),
+        ({"steps": -1}, "must not be negative"),
+        ({"algorithm": "sql", "beta": -1.0}, "beta must be a positive number"),
+        ({"kappa": 0.0}, "kappa must be a positive number"),
+    ],
+)
+def test_bad_specs_are_refused(arguments, named):
+    with pytest.raises(ValueError, match=named):
+        RunSpec("CartPole-v1", **arguments)
