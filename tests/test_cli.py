@@ -44,7 +44,7 @@ def test_reproduce_chain_writes_what_it_promises(tmp_path):
 def test_the_same_command_writes_the_same_numbers(tmp_path):
     for name in ("a", "b"):
         assert cbsql(*SMALL, "--out", name, cwd=tmp_path).returncode == 0
-    for name in ("curves.csv", "summary.md", "figure.png"):
+    for name in ("curves.csv", "summary.md", "figure.png", "figure.svg"):
         assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
 
 
