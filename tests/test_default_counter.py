@@ -1,5 +1,4 @@
 import gymnasium
-import minatar.gym
 import numpy as np
 import pytest
 from gymnasium import spaces
@@ -51,7 +50,6 @@ def test_small_images_are_not_enlarged():
 
 
 def test_minatar_is_counted_exactly():
-    minatar.gym.register_envs()
     env = gymnasium.make("MinAtar/Breakout-v1")
     counter = default_counter(env.observation_space)
     assert isinstance(counter, ExactCounter)
