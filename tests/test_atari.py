@@ -119,6 +119,25 @@ def test_scores_and_ends_are_those_of_the_emulator(game, name):
     assert ends >= 2
 
 
+def test_no_lives_left_is_not_yet_the_end(monkeypatch):
+    """Some games show zero lives for a while before they are over; the last life ends only then."""
+    env = make_atari_vec_env("qbert")
+    obs = env.reset()
+    lives = iter([4, 3, 5, 1, 0, 0, 4])  # a life lost, two won, four lost, waiting, a new game
+    over = iter([False, False, False, False, False, False, True])
+
+    def recv():
+        flags = np.array([next(over)]), np.array([False])
+        return obs, np.array([10]), *flags, {"lives": np.array([next(lives)]), "final_obs": obs}
+
+    monkeypatch.setattr(env._games, "recv", recv)
+    steps = [env.step_wait() for _ in range(7)]
+    assert [bool(dones[0]) for _, _, dones, _ in steps] == [0, 1, 0, 1, 0, 0, 1]
+    scores = [infos[0]["life"]["score"] for *_, infos in steps if "life" in infos[0]]
+    assert scores == [20, 20, 30]
+    assert steps[-1][3][0]["game"]["score"] == 70
+
+
 def test_protocols_have_the_published_actions_and_starts():
     assert make_atari_vec_env("breakout", "nature").action_space.n == 4
     assert make_atari_vec_env("breakout", "machado").action_space.n == 18

@@ -173,7 +173,7 @@ class AtariVecEnv(VecEnv):
         self._obs = obs
         game_over = terminated | truncated
         # Some games stay at zero lives for a while before they are over; that is no lost life.
-        life_lost = (native["lives"] > 0) & (native["lives"] < self._lives) & ~game_over
+        life_lost = (native["lives"] > 0) & (native["lives"] < self._lives)
         self._lives = native["lives"]
         for total in (self._life_score, self._game_score):
             total += raw_rewards
