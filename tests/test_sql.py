@@ -15,6 +15,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
 from cbsql import CBSQL, SQL
 from cbsql.counts import CTS, ExactCounter, PixelCounter, SimHash
 from cbsql.operators import mellowmax
+from cbsql.replay import FrameReplayBuffer
 from cbsql.temperature import Constant, CountBased, Greedy, Linear, Temperature
 
 QUICK = {"learning_starts": 20, "buffer_size": 500, "batch_size": 8, "train_freq": 1, "seed": 0}
@@ -158,6 +159,14 @@ def test_vec_normalize_is_undone_before_counting():
         env.normalize_obs(counted.next_observations.numpy()), batch.next_observations, atol=1e-6
     )
     assert not th.allclose(batch.observations, counted.observations)
+
+
+def test_normalised_and_counted_batches_are_the_same_rows_of_a_frame_buffer():
+    env = VecNormalize(DummyVecEnv([Squares]), norm_obs=False)
+    model = SQL("CnnPolicy", env, replay_buffer_class=FrameReplayBuffer, **QUICK).learn(60)
+    batch, counted = model._sample(16)
+    assert th.equal(batch.observations, counted.observations)
+    assert not th.equal(batch.rewards, counted.rewards)
 
 
 def test_each_environment_explores_on_its_own():

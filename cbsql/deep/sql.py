@@ -1,6 +1,7 @@
 """Soft Q-learning and count-based soft Q-learning, as Stable-Baselines3 algorithms."""
 
 import warnings
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -146,8 +147,12 @@ class SQL(DQN):
             return batch, batch
         # SB3's buffers normalise while they sample, so the same rows have to be drawn twice.
         before = np.random.get_state()  # noqa: NPY002
+        own = vars(self.replay_buffer).get("rng")  # that of a FrameReplayBuffer
+        own_before = deepcopy(own)
         counted = self.replay_buffer.sample(batch_size)
         np.random.set_state(before)  # noqa: NPY002
+        if own is not None:
+            own.bit_generator.state = own_before.bit_generator.state
         return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env), counted
 
     def predict(
