@@ -147,12 +147,12 @@ class SQL(DQN):
             return batch, batch
         # SB3's buffers normalise while they sample, so the same rows have to be drawn twice.
         before = np.random.get_state()  # noqa: NPY002
-        own = vars(self.replay_buffer).get("rng")  # that of a FrameReplayBuffer
-        own_before = deepcopy(own)
+        own: np.random.Generator | None = vars(self.replay_buffer).get("rng")  # a frame buffer's
+        own_before = deepcopy(own.bit_generator.state) if own else None
         counted = self.replay_buffer.sample(batch_size)
         np.random.set_state(before)  # noqa: NPY002
-        if own is not None:
-            own.bit_generator.state = own_before.bit_generator.state
+        if own and own_before:
+            own.bit_generator.state = own_before
         return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env), counted
 
     def predict(
