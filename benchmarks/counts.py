@@ -132,7 +132,7 @@ def main() -> None:
     )
     rows = [(columns + "both / step, resident growth MB").split(", ")]
     before = resident_megabytes()
-    one_thread = step_time = 0.0
+    totals, shares = [], []
     for stage in stages:
         while density.updates < stage - 2 * BATCH * REPEATS * (stage > 0):
             observations = np.concatenate([next(stream) for _ in range(BATCH // 8)])
@@ -152,10 +152,11 @@ def main() -> None:
             )
         query, update, two = (typical(t) for t in times.values())
         step_time = typical(steps)
-        one_thread = query + update
-        milliseconds_each = [query, update, one_thread, two, step_time]
+        totals.append(query + update)
+        shares.append(totals[-1] / step_time)
+        milliseconds_each = [query, update, totals[-1], two, step_time]
         rows.append([f"{stage:,}", *(f"{ms:.2f}" for ms in milliseconds_each)])
-        rows[-1] += [f"{one_thread / step_time:.1%}", f"{resident_megabytes() - before:.0f}"]
+        rows[-1] += [f"{shares[-1]:.1%}", f"{resident_megabytes() - before:.0f}"]
     density.threads = 1
 
     commit = subprocess.run(
@@ -169,11 +170,12 @@ def main() -> None:
     print("## CTS, 42x42 pixels, 8 levels, Seaquest\n")
     table(rows)
 
-    naive = naive_milliseconds(counter.symbols(batch()))
+    cts = totals[-1]
+    naive = min(naive_milliseconds(counter.symbols(batch())) for _ in range(3))
     print("## The same batch of 32, once queried and once learnt, by other means\n")
     rows = [["counter", "both, ms", "relative to CTS"]]
-    rows.append(["CTS", f"{one_thread:.2f}", "1"])
-    rows.append(["naive Python tree of the tests", f"{naive:.0f}", f"{naive / one_thread:,.0f}"])
+    rows.append(["CTS", f"{cts:.2f}", "1"])
+    rows.append(["naive Python tree of the tests", f"{naive:.0f}", f"{naive / cts:,.0f}"])
     others = {
         "CTS from 84x84 observations": counter,
         "SimHash, 17 components": SimHash(17),
@@ -192,12 +194,13 @@ def main() -> None:
                 for _ in range(REPEATS)
             ]
         )
-        rows.append([name, f"{both:.2f}", f"{both / one_thread:.2g}"])
+        rows.append([name, f"{both:.2f}", f"{both / cts:.2g}"])
     table(rows)
-    rows = [["target", "measured"]]
-    rows.append(["at most 1.5 ms on one thread", f"{one_thread:.2f} ms"])
-    rows.append(["at most 3% of a gradient step", f"{one_thread / step_time:.1%}"])
-    rows.append(["at least 1000 times the naive tree", f"{naive / one_thread:,.0f} times"])
+    rows = [["target", "measured, at worst"]]
+    rows.append(["at most 1.5 ms on one thread", f"{max(totals):.2f} ms"])
+    rows.append(["at most 3% of a gradient step", f"{max(shares):.1%}"])
+    rows.append(["flat in the frames learnt", f"{max(totals) / min(totals):.2f} times the least"])
+    rows.append(["at least 1000 times the naive tree", f"{naive / max(totals):,.0f} times"])
     rows.append(["resident below 400 MB", f"{resident_megabytes() - before:.0f} MB"])
     table(rows)
 
