@@ -9,6 +9,15 @@ from cbsql.counts import CoinFlipNetwork, ExactCounter
 from cbsql.temperature import Counter
 
 
+@pytest.fixture(autouse=True)
+def _one_torch_thread():
+    """These networks are too small for two, which wait for each other beside a second worker."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def states_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
