@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -135,19 +135,20 @@ def train(
         frames_per_step = FRAME_SKIP if spec.is_atari else 1
         if frames:
             spec = dataclasses.replace(spec, steps=_parse_number(frames) // frames_per_step)
-        runner.make_env(spec).close()  # before any folder is made
+        # Whatever cannot be built is refused here, before any folder is made.
+        with closing(runner.make_env(spec)) as env:
+            runner.make_model(spec, env)
     steps = spec.steps or preset(spec).steps
     name = "-".join([game.replace("/", "-"), algorithm, str(seed)])
     folder = Path("runs") / name if out is None else out
     with _input_errors():
         _make_folder(folder).rmdir()
-    columns = ("[progress.description]{task.description}", "{task.fields[shown]}")
     with Progress(
-        TextColumn(columns[0]),
+        TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
-        TextColumn(columns[1]),
+        TextColumn("{task.fields[shown]}"),
         console=console,
     ) as progress:
         task = progress.add_task(f"{game}, {algorithm}, steps", total=steps, shown="")
@@ -224,7 +225,7 @@ def _input_errors() -> Iterator[None]:
     """Turn what a check of the arguments says into one line and exit code 2."""
     try:
         yield
-    except ValueError as error:
+    except (ValueError, MemoryError, AssertionError) as error:  # SB3 refuses with assertions
         _refuse(str(error))
 
 

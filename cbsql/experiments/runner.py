@@ -5,7 +5,7 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import closing
 from pathlib import Path
 
 import gymnasium as gym
@@ -60,30 +60,32 @@ def train(spec: RunSpec, folder: Path, command: str = "", report: Report | None 
     ``episodes.csv`` has every score, ``progress.csv`` and the TensorBoard files the logs,
     ``model.zip`` the learner, ``run.json`` what was run, where and for how long.
     """
-    env = make_env(spec)
+    with closing(make_env(spec)) as env:
+        return _train(spec, folder, command, report, env)
+
+
+def _train(spec: RunSpec, folder: Path, command: str, report: Report | None, env: VecEnv) -> SQL:
     model = make_model(spec, env)
     model.set_logger(configure(str(folder), ["csv", "tensorboard"]))
     steps = spec.steps or preset(spec).steps
     finished = False
     start = time.perf_counter()
-    with ExitStack() as stack:
-        stack.callback(env.close)
-        try:
-            callback = RunLog(folder / "episodes.csv", steps, spec.is_atari, report)
-            model.learn(steps, callback=callback, log_interval=None)  # type: ignore[arg-type]
-            finished = True
-        finally:
-            model.save(folder / "model.zip")
-            record = {
-                "command": command,
-                "spec": spec.describe(),
-                "finished": finished,
-                "steps": model.num_timesteps,
-                "updates": model._n_updates,
-                "seconds": round(time.perf_counter() - start, 1),
-                **provenance(),
-            }
-            (folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+    try:
+        callback = RunLog(folder / "episodes.csv", steps, spec.is_atari, report)
+        model.learn(steps, callback=callback, log_interval=None)  # type: ignore[arg-type]
+        finished = True
+    finally:
+        model.save(folder / "model.zip")
+        record = {
+            "command": command,
+            "spec": spec.describe(),
+            "finished": finished,
+            "steps": model.num_timesteps,
+            "updates": model._n_updates,
+            "seconds": round(time.perf_counter() - start, 1),
+            **provenance(),
+        }
+        (folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
     return model
 
 
