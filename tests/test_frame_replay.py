@@ -78,6 +78,7 @@ class AgainstFullStacks(RuleBasedStateMachine):
             n_steps=n_steps,
             gamma=GAMMA,
             frame_channels=channels,
+            path=True,
         )
         self.log = [[] for _ in range(n_envs)]  # every transition ever, per environment
         self.stacks = [self.first_stack(data) for _ in range(n_envs)]
@@ -193,11 +194,19 @@ class AgainstFullStacks(RuleBasedStateMachine):
             wanted = np.stack([transition[i] for transition in transitions]).reshape(got.shape)
             # rewards and discounts: the same float32 additions in another order
             np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6, atol=1e-6)
+        for i in range(len(transitions) if self.n_steps > 1 else 0):
+            passed = transitions[i][6]
+            discounts = samples.path_discounts[i].numpy()
+            wanted = [GAMMA ** (k + 1) for k in range(len(passed))]
+            np.testing.assert_allclose(discounts[: len(passed)], wanted, rtol=1e-6)
+            assert (discounts[len(passed) :] == 0).all()
+            for got, obs in zip(samples.path_observations[i], passed, strict=False):
+                np.testing.assert_array_equal(got.reshape(obs.shape), obs)
 
     def expected(self, number, env):
         """The n-step transition, step by step from the list."""
         log = self.log[env]
-        total, discount, last = 0.0, 1.0, number
+        total, discount, last, passed = 0.0, 1.0, number, []
         while True:
             step = log[last]
             total += discount * step.reward
@@ -208,8 +217,9 @@ class AgainstFullStacks(RuleBasedStateMachine):
             if not (log[last + 1].obs == step.next_obs).all():
                 break
             last += 1
-        end = step.done and not step.timeout
-        return log[number].obs, step.next_obs, log[number].action, total, float(end), discount
+            passed.append(log[last].obs)
+        end = float(step.done and not step.timeout)
+        return log[number].obs, step.next_obs, log[number].action, total, end, discount, passed
 
 
 AgainstFullStacks.TestCase.settings = settings(

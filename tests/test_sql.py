@@ -8,14 +8,16 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch as th
+from gymnasium.wrappers import TimeLimit
 from stable_baselines3 import DQN
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
+from test_frame_replay import DrawsOfSB3, Drift
 
 from cbsql import CBSQL, SQL
 from cbsql.counts import CTS, ExactCounter, PixelCounter, SimHash
 from cbsql.operators import mellowmax
-from cbsql.replay import FrameReplayBuffer
+from cbsql.replay import FrameReplayBuffer, PathReplayBuffer
 from cbsql.temperature import Constant, CountBased, Greedy, Linear, Temperature
 
 QUICK = {"learning_starts": 20, "buffer_size": 500, "batch_size": 8, "train_freq": 1, "seed": 0}
@@ -229,6 +231,62 @@ def test_n_step_returns_with_a_count_based_temperature():
     assert (batch.discounts < 0.99).any()
 
 
+@pytest.mark.parametrize("double", [False, True])
+@pytest.mark.parametrize("env", ["CartPole-v1", "vector"])
+def test_soft_n_step_return_against_a_loop(env, double):
+    # Episodes of 7 steps, so that many returns of 4 steps pass an end; the buffer has gone round.
+    n_envs = 1 if env == "CartPole-v1" else 3
+    limited = make_vec_env(lambda: TimeLimit(gym.make("CartPole-v1"), 7), n_envs=n_envs)
+    arguments = {**QUICK, "n_steps": 4, "soft_n_step": True, "double": double, "gamma": 0.9}
+    model = CBSQL("MlpPolicy", limited, **{**arguments, "buffer_size": 60}).learn(120)
+    buffer = model.replay_buffer
+    batch, counted = model._sample(64)
+    with th.no_grad():
+        softened = model._soft_return(batch, counted)
+    network = model.q_net if double else model.q_net_target
+    lengths = set()
+    for i, start in enumerate(batch.observations):
+        rows, envs = np.nonzero((buffer.observations == start.numpy()).all(-1))
+        row, column, total, k = int(rows[0]), int(envs[0]), 0.0, 0
+        while True:
+            if k:
+                state = th.as_tensor(buffer.observations[row, column])[None]
+                beta = float(model.temperature.beta(state)[0])
+                with th.no_grad():
+                    q = network(state)[0].double()
+                policy = th.softmax(beta * q, 0)
+                total -= 0.9**k * float((policy * th.log(2 * policy)).sum()) / beta if beta else 0
+            total += 0.9**k * buffer.rewards[row, column]
+            ended = buffer.dones[row, column] or buffer.timeouts[row, column]
+            row, k = (row + 1) % buffer.buffer_size, k + 1
+            if k == 4 or ended or row == buffer.pos:
+                break
+        lengths.add(k)
+        assert float(softened[i]) == pytest.approx(total, abs=2e-5)
+    assert lengths == {1, 2, 3, 4}
+    assert (softened < batch.rewards).any()
+
+
+def test_soft_n_step_is_the_same_with_frames_stored_once():
+    def learn(buffer_class, **buffer_kwargs):
+        env = VecFrameStack(DummyVecEnv([lambda: TimeLimit(Drift(), 50)] * 2), n_stack=4)
+        return SQL(
+            *("CnnPolicy", env),
+            beta=3.0,
+            n_steps=3,
+            soft_n_step=True,
+            learning_starts=40,
+            buffer_size=200,
+            batch_size=8,
+            seed=5,
+            policy_kwargs={"features_extractor_kwargs": {"features_dim": 16}},
+            replay_buffer_class=buffer_class,
+            replay_buffer_kwargs={"n_steps": 3, "gamma": 0.99, **buffer_kwargs},
+        ).learn(150)
+
+    assert same(weights(learn(DrawsOfSB3, path=True)), weights(learn(PathReplayBuffer)))
+
+
 def test_logs_say_what_the_temperature_does(tmp_path):
     model = CBSQL("MlpPolicy", "CartPole-v1", **QUICK)
     model.learn(30)
@@ -253,6 +311,7 @@ class Broken(gym.Wrapper):
         (lambda: SQL("MlpPolicy", "CartPole-v1", beta=0.0), "beta must be a positive number"),
         (lambda: SQL("MlpPolicy", "CartPole-v1", beta=1.0, temperature=Greedy()), "not both"),
         (lambda: SQL("MlpPolicy", "CartPole-v1", loss="l1"), "one of mse, huber"),
+        (lambda: SQL("MlpPolicy", "CartPole-v1", soft_n_step=True), "give n_steps above 1"),
         (lambda: CBSQL("MlpPolicy", "CartPole-v1", kappa=-1.0), "kappa must be a positive"),
         (lambda: SQL("MlpPolicy", Broken(gym.make("CartPole-v1"))).learn(5), "finite"),
     ],

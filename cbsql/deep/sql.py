@@ -13,8 +13,8 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from cbsql.counts import default_counter, fit_counter
-from cbsql.operators import kl_from_uniform, mellowmax, soft_policy, soft_value
-from cbsql.replay import FrameReplayBuffer, stacked_frames
+from cbsql.operators import kl_cost, kl_from_uniform, mellowmax, soft_policy, soft_value
+from cbsql.replay import FrameReplayBuffer, PathReplayBuffer, stacked_frames
 from cbsql.temperature import Constant, CountBased, Counter, Temperature, from_config
 
 Batch = ReplayBufferSamples | DictReplayBufferSamples
@@ -30,6 +30,8 @@ class SQL(DQN):
     :param temperature: in its place, any of :mod:`cbsql.temperature`; ``Greedy()`` makes it DQN
     :param loss: "mse" as in the paper, or "huber" as in SB3's DQN
     :param double: choose the soft policy by the online network, judge it by the target network
+    :param soft_n_step: with ``n_steps`` above 1, take what the soft policy costs at the states
+        between from the return, each at its own inverse temperature (the paper's soft return)
     """
 
     temperature: Temperature
@@ -41,6 +43,7 @@ class SQL(DQN):
         temperature: Temperature | None = None,
         loss: str = "mse",
         double: bool = False,
+        soft_n_step: bool = False,
         **kwargs: Any,
     ) -> None:
         if beta is not None and temperature is not None:
@@ -55,13 +58,14 @@ class SQL(DQN):
             self.temperature = temperature
         self.loss = loss
         self.double = double
+        self.soft_n_step = soft_n_step
         self._last_update: tuple[Batch, float | th.Tensor] | None = None
         self._saving = False
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
         with warnings.catch_warnings():
-            if self._choose_frame_replay():
+            if self._choose_replay():
                 # SB3 warns that its n_steps has no effect on a given class of buffer; it has.
                 warnings.filterwarnings("ignore", message="`n_steps=")
             super()._setup_model()
@@ -71,21 +75,26 @@ class SQL(DQN):
             counter = self.temperature.counter or default_counter(self.observation_space)
             self.temperature.counter = fit_counter(counter, self.observation_space)
 
-    def _choose_frame_replay(self) -> bool:
-        """Store the frames of stacked images once, unless another buffer is asked for."""
-        if (
-            self.replay_buffer_class is None
-            and not self.optimize_memory_usage
-            and self.env is not None
-            and stacked_frames(self.env)
-        ):
-            self.replay_buffer_class = FrameReplayBuffer
-            if self.n_steps > 1:
-                steps = {"n_steps": self.n_steps, "gamma": self.gamma}
-                self.replay_buffer_kwargs = {**self.replay_buffer_kwargs, **steps}
-            if self.verbose > 0:
-                print("Storing each frame once: using FrameReplayBuffer")
-        return self.replay_buffer_class is FrameReplayBuffer
+    def _choose_replay(self) -> bool:
+        """Choose a buffer where SB3's own would not do, unless another is asked for.
+
+        The frames of stacked images are stored once; a soft return needs the states it passes.
+        """
+        if self.soft_n_step and self.n_steps == 1:
+            raise ValueError("soft_n_step softens returns of several steps: give n_steps above 1.")
+        if self.replay_buffer_class is None and not self.optimize_memory_usage:
+            own: dict[str, Any] = {}
+            if self.env is not None and stacked_frames(self.env):
+                self.replay_buffer_class = FrameReplayBuffer
+                own = {"path": True} if self.soft_n_step else {}
+                if self.verbose > 0:
+                    print("Storing each frame once: using FrameReplayBuffer")
+            elif self.soft_n_step:
+                self.replay_buffer_class = PathReplayBuffer
+            if self.replay_buffer_class and self.n_steps > 1:
+                own.update(n_steps=self.n_steps, gamma=self.gamma)
+            self.replay_buffer_kwargs = {**self.replay_buffer_kwargs, **own}
+        return self.replay_buffer_class in (FrameReplayBuffer, PathReplayBuffer)
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """Seed SB3's global generators, and this model's own."""
@@ -103,6 +112,8 @@ class SQL(DQN):
             with th.no_grad():
                 # The temperature is that of the evidence before this update.
                 beta = self._beta(counted.next_observations)
+                if self.soft_n_step:
+                    batch = batch._replace(rewards=self._soft_return(batch, counted))
                 target = self._target(batch, beta)  # (batch, 1)
 
             loss = self._loss(batch, target)
@@ -128,6 +139,15 @@ class SQL(DQN):
             next_v = mellowmax(next_q, beta)
         discounts = self.gamma if batch.discounts is None else batch.discounts
         return batch.rewards + (1 - batch.dones) * discounts * next_v.unsqueeze(1)
+
+    def _soft_return(self, batch: Any, counted: Any) -> th.Tensor:
+        """Returns (batch, 1), less what the soft policy costs at the states that they pass."""
+        network = self.q_net if self.double else self.q_net_target
+        q = network(batch.path_observations.flatten(0, 1))  # (batch * states between, actions)
+        beta = self._beta(counted.path_observations.flatten(0, 1))
+        costs = kl_cost(soft_policy(q, beta), beta).view_as(batch.path_discounts)
+        softened: th.Tensor = batch.rewards - (batch.path_discounts * costs).sum(1, keepdim=True)
+        return softened
 
     def _loss(self, batch: Batch, target: th.Tensor) -> th.Tensor:
         q = self.q_net(batch.observations).gather(1, batch.actions.long())  # (batch, 1)

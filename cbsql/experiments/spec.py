@@ -43,11 +43,12 @@ class RunSpec:
             )
         if self.steps < 0 or self.seed < 0:
             raise ValueError(f"steps ({self.steps}) and seed ({self.seed}) must not be negative.")
-        known = inspect.signature(DQN).parameters.keys() | {"loss", "double"}
+        known = inspect.signature(DQN).parameters.keys() | {"loss", "double", "soft_n_step"}
         fixed = {"policy", "env", "seed"}
         if wrong := sorted(set(self.settings) - (known - fixed)):
             raise ValueError(
-                f"settings take the arguments of SB3's DQN, loss and double, not {wrong[0]!r}."
+                "settings take the arguments of SB3's DQN, loss, double and soft_n_step, not "
+                f"{wrong[0]!r}."
             )
         self.temperature()  # checks beta and kappa
 

@@ -23,6 +23,7 @@ from stable_baselines3.common.vec_env import (
 )
 
 from cbsql._jit import jit
+from cbsql.replay.path import PathSamples, path_discounts
 
 # One frame in 40 is room for episode starts, which bring a frame besides that of their first step.
 _STEPS_PER_SPARE_FRAME = 40
@@ -54,6 +55,7 @@ class FrameReplayBuffer(ReplayBuffer):
     :param n_steps: steps of the return; with more than one, samples carry their `discounts`
     :param gamma: discount of the return, used only with `n_steps` above 1
     :param frame_channels: channels of one frame: 1 for grey, 3 for stacked RGB
+    :param path: sample `PathSamples`, with the states that an n-step return passes
     :param rng: generator of the sampled indices
     """
 
@@ -70,6 +72,7 @@ class FrameReplayBuffer(ReplayBuffer):
         gamma: float = 0.99,
         frame_channels: int = 1,
         rng: np.random.Generator | None = None,
+        path: bool = False,
     ) -> None:
         if optimize_memory_usage:
             raise ValueError(
@@ -89,6 +92,7 @@ class FrameReplayBuffer(ReplayBuffer):
         self.handle_timeout_termination = handle_timeout_termination
         self.n_steps = n_steps
         self.gamma = gamma
+        self.path = path
         # Seeding from the state of the global generator instead of from a draw leaves the draws of
         # SB3's own exploration as they would be with SB3's buffer.
         _, key, position, *_ = np.random.get_state()  # noqa: NPY002
@@ -202,7 +206,38 @@ class FrameReplayBuffer(ReplayBuffer):
     ) -> ReplayBufferSamples:
         """Build the transitions with these indices; every call returns new tensors."""
         rows, envs = np.divmod(batch_inds, self.n_envs)
-        # (batch, stack, bytes of a frame)
+        obs, next_obs, rewards, ends, steps = self._transitions(rows, envs, self.n_steps)
+        returns = self._normalize_reward(rewards, env)  # (batch, n_steps), zero after an end
+        discounts = None  # the algorithm's own gamma, as with SB3's one-step buffer
+        if self.n_steps > 1:
+            weights = self.gamma ** np.arange(self.n_steps, dtype=np.float32)
+            returns = (returns * weights).sum(axis=1, keepdims=True)
+            discounts = self._tensor(self.gamma**steps)
+        samples = ReplayBufferSamples(
+            observations=self._images(obs, env),
+            actions=self._tensor(self.actions[rows, envs]),
+            next_observations=self._images(next_obs, env),
+            dones=self._tensor(ends),
+            rewards=self._tensor(returns),
+            discounts=discounts,
+        )
+        if not self.path or self.n_steps == 1:
+            return samples
+        ahead = np.arange(1, self.n_steps)  # of the states between, as many as the return passes
+        path_rows = (rows[:, None] + np.minimum(ahead, steps.astype(np.int64) - 1)).ravel()
+        path_envs = np.repeat(envs, len(ahead))
+        between, *_ = self._transitions(path_rows % self.buffer_size, path_envs, n_steps=1)
+        images = self._images(between, env)
+        return PathSamples(  # type: ignore[return-value]
+            **samples._asdict(),
+            path_observations=images.view(len(rows), len(ahead), *self.obs_shape),
+            path_discounts=self._tensor(path_discounts(ahead < steps, self.gamma)),
+        )
+
+    def _transitions(
+        self, rows: NDArray[np.int64], envs: NDArray[np.int64], n_steps: int
+    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[Any], NDArray[Any], NDArray[Any]]:
+        """Rebuild stacks and next stacks (batch, stack, bytes of a frame); see `_gather`."""
         obs, next_obs = np.empty((2, len(rows), *self._as_frames[1:]), np.uint8)
         rewards, ends, steps = _gather(
             self.frames,
@@ -216,24 +251,11 @@ class FrameReplayBuffer(ReplayBuffer):
             rows,
             envs,
             self.pos,
-            self.n_steps,
+            n_steps,
             obs,
             next_obs,
         )
-        returns = self._normalize_reward(rewards, env)  # (batch, n_steps), zero after an end
-        discounts = None  # the algorithm's own gamma, as with SB3's one-step buffer
-        if self.n_steps > 1:
-            weights = self.gamma ** np.arange(self.n_steps, dtype=np.float32)
-            returns = (returns * weights).sum(axis=1, keepdims=True)
-            discounts = self._tensor(self.gamma**steps)
-        return ReplayBufferSamples(
-            observations=self._images(obs, env),
-            actions=self._tensor(self.actions[rows, envs]),
-            next_observations=self._images(next_obs, env),
-            dones=self._tensor(ends),
-            rewards=self._tensor(returns),
-            discounts=discounts,
-        )
+        return obs, next_obs, rewards, ends, steps
 
     def _images(self, stacks: NDArray[np.uint8], env: VecNormalize | None) -> th.Tensor:
         return self._tensor(self._normalize_obs(stacks.reshape(-1, *self.obs_shape), env))
