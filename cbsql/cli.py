@@ -68,7 +68,7 @@ def chain(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/chain"),
 ) -> None:
     """Reproduce the chain-walk figure: Q-learning, SQL with three temperatures, and CBSQL."""
-    # Imported here so that --help and bad options answer without loading torch.
+    # Imported here so that other commands do not wait for matplotlib.
     from cbsql.experiments.chain import ChainSpec, run_chain, summary, write_chain
 
     with _input_errors():
@@ -163,7 +163,11 @@ def train(
         try:
             runner.train(spec, folder, command, report)
         except KeyboardInterrupt:
-            console.print(f"Stopped. What was learnt is in [bold]{folder / 'model.zip'}[/bold].")
+            file = folder / "model.zip"
+            console.print(
+                f"Stopped. What was learnt is in [bold]{file}[/bold]; to go on in Python: "
+                f'SQL.load("{file}", env=env).learn(steps, reset_num_timesteps=False).'
+            )
             raise typer.Exit(130) from None
     console.print(f"Trained. Test it with [bold]cbsql evaluate {folder}[/bold].")
 
@@ -173,6 +177,9 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     episodes: Annotated[int, typer.Option(help="Games to play.")] = 100,
     seed: Annotated[int, typer.Option(help="Seed of the games.")] = 1_000_000,
+    video: Annotated[
+        Path | None, typer.Option(help="Film the first game: FILE.mp4, for any browser.")
+    ] = None,
 ) -> None:
     """Play test episodes with what a run has learnt."""
     from cbsql.deep import SQL
@@ -187,16 +194,24 @@ def evaluate(
         spec = RunSpec(**fields)
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, not {episodes}.")
+        if video and video.suffix != ".mp4":
+            raise ValueError(f"--video takes the name of an .mp4 file, not {video}.")
+        if video:
+            _make_folder(video.parent).rmdir()
     model = SQL.load(run / "model.zip", buffer_size=1)
-    scores = runner.evaluate(spec, model, episodes, seed)
-    deviation = scores.std(ddof=1) if episodes > 1 else float("nan")
-    half = 1.96 * deviation / episodes**0.5
-    console.print(
-        f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f}, standard deviation "
-        f"{deviation:.2f} over {episodes} games; 95% interval of the mean "
-        f"[{scores.mean() - half:.2f}, {scores.mean() + half:.2f}]",
-        markup=False,
-    )
+    with _input_errors():
+        scores = runner.evaluate(spec, model, episodes, seed, video)
+    shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"
+    if episodes > 1:
+        deviation = scores.std(ddof=1)
+        half = 1.96 * deviation / episodes**0.5
+        shown += (
+            f", standard deviation {deviation:.2f}, 95% interval of the mean "
+            f"[{scores.mean() - half:.2f}, {scores.mean() + half:.2f}]"
+        )
+    console.print(shown, markup=False)
+    if video:
+        console.print(f"The first game is in [bold]{video}[/bold].")
 
 
 def _parse_number(text: str) -> int:
@@ -223,9 +238,12 @@ def _parse_setting(text: str) -> tuple[str, Any]:
 @contextmanager
 def _input_errors() -> Iterator[None]:
     """Turn what a check of the arguments says into one line and exit code 2."""
+    from gymnasium.error import Error
+
     try:
         yield
-    except (ValueError, MemoryError, AssertionError) as error:  # SB3 refuses with assertions
+    # SB3 refuses with assertions, Gymnasium with errors of its own.
+    except (ValueError, MemoryError, AssertionError, Error) as error:
         _refuse(str(error))
 
 
@@ -254,5 +272,7 @@ def _make_folder(folder: Path) -> Path:
 
 
 def _refuse(message: str) -> NoReturn:
-    Console(stderr=True).print(f"cbsql: {message}", style="red", soft_wrap=True, highlight=False)
+    Console(stderr=True).print(
+        f"cbsql: {message}", style="red", soft_wrap=True, highlight=False, markup=False
+    )
     raise typer.Exit(2)

@@ -2,7 +2,9 @@
 
 import csv
 import json
+from contextlib import closing
 
+import cv2
 import numpy as np
 import pytest
 import torch
@@ -73,6 +75,31 @@ def test_a_run_leaves_scores_logs_and_a_model(algorithm, kind, tmp_path):
         evaluate(spec, loaded, episodes=3, seed=5).tolist()
         == evaluate(spec, model, episodes=3, seed=5).tolist()
     )
+
+
+@pytest.mark.parametrize("game", ["MinAtar/Asterix-v1", "freeway"])
+def test_the_film_is_the_first_game(game, tmp_path):
+    spec = RunSpec(game, "sql", settings=SMALL)
+    with closing(make_env(spec)) as env:
+        model = make_model(spec, env)
+    played = []
+
+    def predict(observation, deterministic):  # up and down by turns: not the same frame all along
+        played.append(observation[0, -1])
+        return np.array([len(played) // 30 % 2 + 1]), None
+
+    model.predict = predict
+    scores = evaluate(spec, model, 1, seed=3, video=tmp_path / "film.mp4")
+    assert len(scores) == 1
+    film = cv2.VideoCapture(str(tmp_path / "film.mp4"))
+    pictures = [picture for ok, picture in iter(film.read, (False, None)) if ok]
+    assert len(pictures) == len(played)
+    assert min(pictures[0].shape[:2]) >= 320
+    assert [path.name for path in tmp_path.iterdir()] == ["film.mp4"]
+    if game == "freeway":  # what the agent sees, enlarged and compressed
+        small = [cv2.resize(p[:, :, 0], (84, 84), interpolation=cv2.INTER_AREA) for p in pictures]
+        errors = np.abs(np.array(small, float) - np.array(played)).mean((1, 2))
+        assert errors.max() < 3
 
 
 def test_the_same_run_twice_is_the_same(tmp_path):

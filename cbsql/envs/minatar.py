@@ -19,7 +19,12 @@ def register() -> None:
             environment = f"MinAtar/{name}-{version}"
             if environment not in gym.registry:
                 kwargs = {"game": game, "use_minimal_action_set": minimal}
-                gym.register(environment, "cbsql.envs.minatar:make_minatar", kwargs=kwargs)
+                gym.register(
+                    environment,
+                    "cbsql.envs.minatar:make_minatar",
+                    kwargs=kwargs,
+                    disable_env_checker=True,  # it complains of pictures with brightness 0 to 1
+                )
 
 
 def make_minatar(**kwargs: Any) -> gym.Env[Any, Any]:

@@ -5,8 +5,9 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +22,7 @@ from cbsql.envs import make_atari_vec_env
 from cbsql.envs.atari import FRAME_SKIP
 from cbsql.experiments.provenance import provenance
 from cbsql.experiments.spec import RunSpec, preset
+from cbsql.experiments.video import film
 
 COLUMNS = ("kind", "steps", "frames", "updates", "seconds", "score", "length_steps")
 """Of episodes.csv; kind is "game" or "life", length is in agent steps."""
@@ -32,12 +34,13 @@ Report = Callable[[int, dict[str, float]], None]
 """Told the agent steps so far and what there is to see."""
 
 
-def make_env(spec: RunSpec, n_envs: int = 1, seed: int | None = None) -> VecEnv:
-    """The environment of a run."""
+def make_env(spec: RunSpec, seed: int | None = None, pictures: bool = False) -> VecEnv:
+    """The environment of a run; with ``pictures``, one that can show itself."""
     seed = spec.seed if seed is None else seed
     if spec.is_atari:
-        return make_atari_vec_env(spec.game, spec.protocol, n_envs, seed)  # type: ignore[arg-type]
-    return make_vec_env(spec.game, n_envs, seed=seed)
+        return make_atari_vec_env(spec.game, spec.protocol, seed=seed)  # type: ignore[arg-type]
+    shown = {"render_mode": "rgb_array"} if pictures else None
+    return make_vec_env(spec.game, seed=seed, env_kwargs=shown)
 
 
 def make_model(spec: RunSpec, env: VecEnv) -> SQL:
@@ -139,19 +142,27 @@ class RunLog(BaseCallback):
         )
 
 
-def evaluate(spec: RunSpec, model: SQL, episodes: int, seed: int) -> NDArray[np.float64]:
-    """Scores of whole games under the preset's test policy."""
-    env = make_env(spec, seed=seed)
+def evaluate(
+    spec: RunSpec, model: SQL, episodes: int, seed: int, video: Path | None = None
+) -> NDArray[np.float64]:
+    """Scores of whole games under the preset's test policy; the first of them may be filmed."""
     epsilon = preset(spec).test_epsilon
     rng = np.random.default_rng(seed)
     scores: list[float] = []
-    observation = env.reset()
-    while len(scores) < episodes:
-        action, _ = model.predict(observation, deterministic=True)
-        if rng.random() < epsilon:
-            assert isinstance(env.action_space, gym.spaces.Discrete)
-            action = rng.integers(env.action_space.n, size=1)
-        observation, _, _, infos = env.step(action)
-        scores += [info["episode"]["r"] for info in infos if "episode" in info]
-    env.close()
+    with ExitStack() as stack:
+        env = stack.enter_context(closing(make_env(spec, seed, pictures=video is not None)))
+        assert isinstance(env.action_space, gym.spaces.Discrete)
+        fps: Any = 60 / FRAME_SKIP if spec.is_atari else env.metadata.get("render_fps", 15)
+        camera = stack.enter_context(film(video, fps)) if video else None
+        observation = env.reset()
+        while len(scores) < episodes:
+            if camera and not scores:
+                picture = env.render()
+                assert picture is not None
+                camera.add(picture)
+            action, _ = model.predict(observation, deterministic=True)
+            if rng.random() < epsilon:
+                action = rng.integers(env.action_space.n, size=1)
+            observation, _, _, infos = env.step(action)
+            scores += [info["episode"]["r"] for info in infos if "episode" in info]
     return np.array(scores)
