@@ -67,7 +67,11 @@ def kl_cost(policy: Tensor, beta: float | Tensor) -> Tensor:
     Zero at both ends: at ``beta = 0`` the soft policy is uniform, at ``inf`` deviation is free.
     """
     beta = _per_row(beta, policy)
-    return torch.where(beta > 0, kl_from_uniform(policy) / beta, 0.0).to(policy.dtype)
+    divergence = kl_from_uniform(policy)
+    # A divergence this small is the rounding of a uniform policy, and a tiny beta would blow it up;
+    # if it is more than that, then what is dropped is below the precision of the values.
+    bent = divergence > 8 * torch.finfo(policy.dtype).eps ** 2
+    return torch.where(bent, divergence / beta, 0.0).to(policy.dtype)
 
 
 def soft_value(q: Tensor, policy_q: Tensor, beta: float | Tensor) -> Tensor:
