@@ -67,7 +67,11 @@ def kl_cost(policy: Tensor, beta: float | Tensor) -> Tensor:
     Zero at both ends: at ``beta = 0`` the soft policy is uniform, at ``inf`` deviation is free.
     """
     beta = _per_row(beta, policy)
-    return torch.where(beta > 0, kl_from_uniform(policy) / beta, 0.0).to(policy.dtype)
+    divergence = kl_from_uniform(policy)
+    # A divergence this small is the rounding of a uniform policy, and a tiny beta would blow it up;
+    # if it is more than that, then what is dropped is below the precision of the values.
+    bent = divergence > 8 * torch.finfo(policy.dtype).eps ** 2
+    return torch.where(bent, divergence / beta, 0.0).to(policy.dtype)
 
 
 def soft_value(q: Tensor, policy_q: Tensor, beta: float | Tensor) -> Tensor:
@@ -78,6 +82,48 @@ def soft_value(q: Tensor, policy_q: Tensor, beta: float | Tensor) -> Tensor:
     """
     policy = soft_policy(policy_q, beta)
     return (policy * q).sum(-1) - kl_cost(policy, beta)
+
+
+def soft_categorical_target(
+    next_probs: Tensor,
+    policy_q: Tensor,
+    beta: float | Tensor,
+    rewards: Tensor,
+    discounts: Tensor,
+    atoms: Tensor,
+) -> Tensor:
+    r"""The soft backup of categorical return distributions, (batch, atoms).
+
+    The distributions ``next_probs`` (batch, actions, atoms) of the next actions are mixed by the
+    soft policy of ``policy_q`` (batch, actions), and the mixture is placed at
+    :math:`r + \gamma (z - \frac1\beta D[\pi \| \pi_0])`, in place of the equidistant ``atoms``
+    :math:`z`. At ``beta = inf`` this is the target of C51. A state that ends an episode has a
+    discount of 0.
+    """
+    for name, given in (("rewards", rewards), ("discounts", discounts)):
+        if given.shape != policy_q.shape[:-1]:
+            raise ValueError(
+                f"{name} has shape {tuple(given.shape)}; with policy_q of shape "
+                f"{tuple(policy_q.shape)} it must be {tuple(policy_q.shape[:-1])}."
+            )
+    policy = soft_policy(policy_q, beta)
+    mixture = (policy.unsqueeze(-2) @ next_probs).squeeze(-2)  # (batch, atoms)
+    values = atoms - kl_cost(policy, beta).unsqueeze(-1)
+    return _project(mixture, rewards.unsqueeze(-1) + discounts.unsqueeze(-1) * values, atoms)
+
+
+def _project(probs: Tensor, values: Tensor, atoms: Tensor) -> Tensor:
+    """Share the probability of each value between the two atoms around it, to keep the mean.
+
+    Values beyond the ends go to the ends. Half the time of a product with a triangular kernel.
+    """
+    last = len(atoms) - 1
+    position = ((values - atoms[0]) * (last / (atoms[-1] - atoms[0]))).clamp(0, last)
+    below = position.floor()
+    upper = probs * (position - below)
+    index = below.long()
+    projected = torch.zeros_like(probs).scatter_add_(-1, index, probs - upper)
+    return projected.scatter_add_(-1, (index + 1).clamp_(max=last), upper)
 
 
 def _per_row(beta: float | Tensor, q: Tensor) -> Tensor:

@@ -84,6 +84,16 @@ def test_mellowmax_is_expected_value_minus_kl_over_beta(dtype, q, beta):
     assert float(soft_value(q, q, beta)) == pytest.approx(float(mellowmax(q, beta)), abs=slack)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("actions", [2, 6, 18, 41, 49, 107])  # 41 / 41 and 49 / 49 are not quite 1
+def test_the_smallest_beta_costs_nothing(dtype, actions):
+    """A frame never seen before may have a pseudo-count of 1e-40."""
+    q = torch.randn(50, actions, dtype=dtype, generator=torch.Generator().manual_seed(actions))
+    for exponent in range(-40, -5):
+        soft = soft_value(q, q, 10.0**exponent)
+        torch.testing.assert_close(soft, q.mean(-1), rtol=0, atol=1e-5 + 2 * 10.0**exponent)
+
+
 @given(pair=rows(count=2), beta=st.floats(1e-3, 1e3))
 def test_soft_value_judges_the_policy_of_another(pair, beta):
     q, policy_q = pair

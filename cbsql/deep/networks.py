@@ -4,6 +4,7 @@ import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
+from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 
 class MinAtarCNN(BaseFeaturesExtractor):
@@ -27,3 +28,66 @@ class MinAtarCNN(BaseFeaturesExtractor):
         """Features (batch, features_dim) of images (batch, height, width, channels)."""
         features: th.Tensor = self._layers(observations.permute(0, 3, 1, 2))
         return features
+
+
+class RainbowCNN(BaseFeaturesExtractor):
+    """The convolutions of the paper's Rainbow, without a hidden layer: the heads have theirs."""
+
+    def __init__(
+        self, observation_space: spaces.Box, channels: tuple[int, int, int] = (32, 32, 64)
+    ) -> None:
+        if len(observation_space.shape) != 3:
+            raise ValueError(
+                f"RainbowCNN takes images (channels, height, width), not {observation_space}; "
+                'for vectors use "MlpPolicy", for dicts "MultiInputPolicy".'
+            )
+        first, second, third = channels
+        layers = nn.Sequential(
+            nn.Conv2d(observation_space.shape[0], first, kernel_size=8, stride=4),
+            nn.ReLU(),
+            nn.Conv2d(first, second, kernel_size=4, stride=2),
+            nn.ReLU(),
+            nn.Conv2d(second, third, kernel_size=3, stride=1),
+            nn.ReLU(),
+            nn.Flatten(),
+        )
+        features_dim = layers(th.zeros(1, *observation_space.shape)).shape[1]
+        super().__init__(observation_space, features_dim)
+        self._layers = layers
+
+    def forward(self, observations: th.Tensor) -> th.Tensor:
+        """Features (batch, features_dim) of images (batch, channels, height, width)."""
+        features: th.Tensor = self._layers(observations)
+        return features
+
+
+class NoisyLinear(nn.Linear):
+    """A linear layer with factorised noise on its weights, whose scale is learnt.
+
+    Fortunato et al. (2018), "Noisy Networks for Exploration". The noise multiplies the activations
+    before and after the layer. That is the same as noisy weights, but no matrix of them is built,
+    and each row of a batch may have noise of its own. ``weight`` and ``bias`` are the means; they
+    alone are used before the first :meth:`reset_noise`, and whenever ``noise`` is None.
+    """
+
+    noise: th.Tensor | None
+
+    def __init__(self, in_features: int, out_features: int, sigma0: float = 0.5) -> None:
+        super().__init__(in_features, out_features)  # uniform up to 1 / sqrt(in), as in the paper
+        sigma = sigma0 * in_features**-0.5
+        self.weight_sigma = nn.Parameter(th.full((out_features, in_features), sigma))
+        self.bias_sigma = nn.Parameter(th.full((out_features,), sigma))
+        self.register_buffer("noise", None, persistent=False)
+
+    def reset_noise(self, generator: th.Generator | None = None, rows: int = 1) -> None:
+        """Draw noise for a whole batch, or for each of its rows."""
+        draw = th.randn(rows, self.in_features + self.out_features, generator=generator)
+        self.noise = (draw.sign() * draw.abs().sqrt()).to(self.weight)
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        """The layer at its present noise: (batch, in) to (batch, out)."""
+        mean = super().forward(x)
+        if self.noise is None:
+            return mean
+        noise_in, noise_out = self.noise[:, : self.in_features], self.noise[:, self.in_features :]
+        return mean + noise_out * F.linear(x * noise_in, self.weight_sigma, self.bias_sigma)

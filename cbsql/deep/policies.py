@@ -1,0 +1,215 @@
+"""The networks of Rainbow, as Stable-Baselines3 policies."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import (
+    BaseFeaturesExtractor,
+    CombinedExtractor,
+    create_mlp,
+)
+from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
+from torch import nn
+
+from cbsql.deep.networks import NoisyLinear, RainbowCNN
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What Rainbow changes in the network of DQN."""
+
+    dueling: bool = True
+    """Separate streams for the value of a state and the advantages of its actions."""
+    categorical: bool = True
+    """A distribution over ``n_atoms`` returns from ``v_min`` to ``v_max`` for each action."""
+    noisy: bool = True
+    """Noise on the weights of the streams, which starts at ``sigma0``."""
+    n_atoms: int = 51
+    v_min: float = -10.0
+    v_max: float = 10.0
+    sigma0: float = 0.5
+
+    def __post_init__(self) -> None:
+        if self.n_atoms < 2:
+            raise ValueError(f"n_atoms must be at least 2, not {self.n_atoms}.")
+        if not self.v_min < self.v_max:
+            raise ValueError(f"v_min ({self.v_min}) must be less than v_max ({self.v_max}).")
+
+
+class RainbowNetwork(QNetwork):
+    """Q-values from dueling, noisy streams of categorical return distributions.
+
+    The last layer of ``net_arch`` is the hidden layer of each stream; those before it are shared.
+    With an empty ``net_arch`` a stream is one layer on top of the features.
+
+    Noise is there whenever the network is called, independent of SB3's training mode, and stays the
+    same until :meth:`reset_noise`. Only :meth:`temporary_noise` is an exception, for acting. It is
+    drawn from ``generator``, the whole state that a continued run needs.
+    """
+
+    atoms: th.Tensor
+
+    def __init__(
+        self,
+        observation_space: spaces.Space[Any],
+        action_space: spaces.Discrete,
+        features_extractor: BaseFeaturesExtractor,
+        features_dim: int,
+        net_arch: list[int],
+        parts: Parts,
+        activation_fn: type[nn.Module] = nn.ReLU,
+        normalize_images: bool = True,
+    ) -> None:
+        # Not QNetwork's own constructor, which would build its layers too.
+        super(QNetwork, self).__init__(
+            observation_space,
+            action_space,
+            features_extractor=features_extractor,
+            normalize_images=normalize_images,
+        )
+        self.features_dim = features_dim
+        self.net_arch = net_arch
+        self.activation_fn = activation_fn
+        self.parts = parts
+
+        linear = partial(NoisyLinear, sigma0=parts.sigma0) if parts.noisy else nn.Linear
+        shared, in_stream = net_arch[:-1], net_arch[-1:]
+
+        def stream(outputs: int) -> nn.Sequential:
+            layers: list[nn.Module] = []
+            for hidden in in_stream:  # one, or none
+                layers += [linear([features_dim, *shared][-1], hidden), activation_fn()]
+            return nn.Sequential(*layers, linear([features_dim, *net_arch][-1], outputs))
+
+        n_atoms = parts.n_atoms if parts.categorical else 1
+        self.shared = nn.Sequential(*create_mlp(features_dim, -1, shared, activation_fn))
+        self.advantage = stream(int(action_space.n) * n_atoms)
+        self.value = stream(n_atoms) if parts.dueling else None
+        self.register_buffer(
+            "atoms", th.linspace(parts.v_min, parts.v_max, parts.n_atoms), persistent=False
+        )
+        self.generator = th.Generator().manual_seed(int(th.randint(2**63 - 1, ())))
+        self.reset_noise()
+
+    def forward(self, obs: PyTorchObs) -> th.Tensor:
+        """Expected values of the actions, (batch, actions)."""
+        return self._expected(self.extract_features(obs, self.features_extractor))
+
+    def log_probs(self, obs: PyTorchObs) -> th.Tensor:
+        """Log-probabilities of the returns of the actions, (batch, actions, atoms)."""
+        if not self.parts.categorical:
+            raise ValueError("A network with categorical=False has values, not probabilities.")
+        return self._logits(self.extract_features(obs, self.features_extractor)).log_softmax(-1)
+
+    def _expected(self, features: th.Tensor) -> th.Tensor:
+        logits = self._logits(features)
+        return logits.softmax(-1) @ self.atoms if self.parts.categorical else logits.squeeze(-1)
+
+    def _logits(self, features: th.Tensor) -> th.Tensor:
+        """What the streams say together, (batch, actions, atoms); one atom if not categorical."""
+        shared = self.shared(features)
+        advantage: th.Tensor = self.advantage(shared).unflatten(1, (int(self.action_space.n), -1))
+        if self.value is None:
+            return advantage
+        value: th.Tensor = self.value(shared).unsqueeze(1)  # (batch, 1, atoms)
+        return value + advantage - advantage.mean(1, keepdim=True)
+
+    def reset_noise(self) -> None:
+        """Draw the noise that all calls see from now on."""
+        for layer in self._noisy_layers():
+            layer.reset_noise(self.generator)
+
+    @contextmanager
+    def temporary_noise(self, rows: int) -> Iterator[None]:
+        """Within, as many rows of fresh noise, or none at all; then, what was there before."""
+        layers = self._noisy_layers()
+        before = [layer.noise for layer in layers]
+        try:
+            for layer in layers:
+                if rows:
+                    layer.reset_noise(self.generator, rows)
+                else:
+                    layer.noise = None
+            yield
+        finally:
+            for layer, noise in zip(layers, before, strict=True):
+                layer.noise = noise
+
+    def _noisy_layers(self) -> list[NoisyLinear]:
+        return [module for module in self.modules() if isinstance(module, NoisyLinear)]
+
+    def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
+        """Best actions: by the mean weights, or else with noise of its own in each row."""
+        features = self.extract_features(observation, self.features_extractor)
+        with self.temporary_noise(0 if deterministic else len(features)):
+            return self._expected(features).argmax(1)
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), "parts": self.parts}
+
+
+class RainbowPolicy(DQNPolicy):
+    """SB3's policy of DQN with Rainbow's networks.
+
+    It takes all arguments of SB3's, and by name those of :class:`Parts`. ``predict`` explores by
+    noise unless ``deterministic``.
+    """
+
+    q_net: RainbowNetwork
+    q_net_target: RainbowNetwork
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        # SB3's constructor builds the networks, so their parts must be known before.
+        given = {part.name for part in fields(Parts)} & kwargs.keys()
+        self.parts = Parts(**{name: kwargs.pop(name) for name in given})
+        super().__init__(*args, **kwargs)
+
+    def make_q_net(self) -> RainbowNetwork:
+        """One network, with a features extractor and noise of its own."""
+        arguments = self._update_features_extractor(self.net_args)
+        return RainbowNetwork(**arguments, parts=self.parts).to(self.device)
+
+    def reset_noise(self) -> None:
+        """Fresh noise in both networks, independent of each other."""
+        self.q_net.reset_noise()
+        self.q_net_target.reset_noise()
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), **asdict(self.parts)}
+
+
+MlpPolicy = RainbowPolicy
+
+
+class CnnPolicy(RainbowPolicy):
+    """For images: the paper's convolutions, and 512 hidden units in each stream."""
+
+    def __init__(
+        self,
+        *args: Any,
+        net_arch: list[int] | None = None,
+        features_extractor_class: type[BaseFeaturesExtractor] = RainbowCNN,
+        **kwargs: Any,
+    ) -> None:
+        if net_arch is None and features_extractor_class is RainbowCNN:
+            net_arch = [512]
+        kwargs.update(net_arch=net_arch, features_extractor_class=features_extractor_class)
+        super().__init__(*args, **kwargs)
+
+
+class MultiInputPolicy(RainbowPolicy):
+    """For dicts of observations."""
+
+    def __init__(
+        self,
+        *args: Any,
+        features_extractor_class: type[BaseFeaturesExtractor] = CombinedExtractor,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(*args, features_extractor_class=features_extractor_class, **kwargs)
