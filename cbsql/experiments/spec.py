@@ -121,7 +121,8 @@ MINATAR = Preset(
         "train_freq": 4,
         "target_update_interval": 1_000,
         "exploration_final_eps": 0.1,
-        "policy_kwargs": {**_RMSPROP, "features_extractor_class": MinAtarCNN},
+        # MinAtarCNN is the whole network but for its last layer.
+        "policy_kwargs": {**_RMSPROP, "features_extractor_class": MinAtarCNN, "net_arch": []},
     },
     exploration_steps=20_000,
 )
