@@ -48,13 +48,9 @@ def make_model(spec: RunSpec, env: VecEnv) -> SQL:
     base = preset(spec)
     steps = spec.steps or base.steps
     settings = {"exploration_fraction": base.exploration_steps / steps, **base.settings}
-    return SQL(
-        base.policy,
-        env,
-        temperature=spec.temperature(),
-        seed=spec.seed,
-        **{**settings, **spec.settings},
-    )
+    if spec.algorithm != "munchausen":  # it has a temperature of its own
+        settings["temperature"] = spec.temperature()
+    return spec.learner(base.policy, env, seed=spec.seed, **{**settings, **spec.settings})
 
 
 def train(spec: RunSpec, folder: Path, command: str = "", report: Report | None = None) -> SQL:
