@@ -1,7 +1,6 @@
 """Soft Q-learning and count-based soft Q-learning, as Stable-Baselines3 algorithms."""
 
 import warnings
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from cbsql.counts import default_counter, fit_counter
 from cbsql.operators import kl_from_uniform, mellowmax, soft_policy, soft_value
-from cbsql.replay import FrameReplayBuffer, stacked_frames
+from cbsql.replay import FrameReplayBuffer, IndexedReplayBuffer, stacked_frames
 from cbsql.temperature import Constant, CountBased, Counter, Temperature, from_config
 
 Batch = ReplayBufferSamples | DictReplayBufferSamples
@@ -145,15 +144,15 @@ class SQL(DQN):
         if self._vec_normalize_env is None:
             batch = self.replay_buffer.sample(batch_size)
             return batch, batch
-        # SB3's buffers normalise while they sample, so the same rows have to be drawn twice.
+        buffer, env = self.replay_buffer, self._vec_normalize_env
+        if isinstance(buffer, IndexedReplayBuffer):
+            indices = buffer._draw_indices(batch_size)
+            return buffer._get_samples(indices, env), buffer._get_samples(indices)
+        # SB3's own buffers choose while they build, so the same rows have to be drawn twice.
         before = np.random.get_state()  # noqa: NPY002
-        own: np.random.Generator | None = vars(self.replay_buffer).get("rng")  # a frame buffer's
-        own_before = deepcopy(own.bit_generator.state) if own else None
-        counted = self.replay_buffer.sample(batch_size)
+        counted = buffer.sample(batch_size)
         np.random.set_state(before)  # noqa: NPY002
-        if own and own_before:
-            own.bit_generator.state = own_before
-        return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env), counted
+        return buffer.sample(batch_size, env=env), counted
 
     def predict(
         self,
