@@ -2,5 +2,19 @@
 
 from cbsql.replay.frames import FrameReplayBuffer, stacked_frames
 from cbsql.replay.indexed import IndexedReplayBuffer
+from cbsql.replay.prioritized import (
+    PrioritizedFrameReplayBuffer,
+    PrioritizedReplayBuffer,
+    PrioritizedSamples,
+    SumTree,
+)
 
-__all__ = ["FrameReplayBuffer", "IndexedReplayBuffer", "stacked_frames"]
+__all__ = [
+    "FrameReplayBuffer",
+    "IndexedReplayBuffer",
+    "PrioritizedFrameReplayBuffer",
+    "PrioritizedReplayBuffer",
+    "PrioritizedSamples",
+    "SumTree",
+    "stacked_frames",
+]
