@@ -109,7 +109,7 @@ def train(
         str, typer.Option(help="Training time, e.g. 500K or 3M; Atari shows 4 frames a step.")
     ] = "",
     beta: Annotated[float, typer.Option(help="Inverse temperature of (rainbow-)sql.")] = 100.0,
-    kappa: Annotated[float, typer.Option(help="Growth of beta per count, of (rainbow-)cbsql.")] = 0.01,
+    kappa: Annotated[float, typer.Option(help="Beta per count, of (rainbow-)cbsql.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     protocol: Annotated[str, typer.Option(help="How Atari is played: nature|machado.")] = "nature",
     setting: Annotated[

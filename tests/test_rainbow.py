@@ -39,7 +39,8 @@ def test_with_everything_off_it_is_sb3s_dqn_bit_for_bit():
 
 def project(distribution, atoms, reward, discount, cost):
     """Hessel et al.'s projection, atom by atom."""
-    low, high, gap = atoms[0], atoms[-1], atoms[1] - atoms[0]
+    low, high = atoms[0], atoms[-1]
+    gap = (high - low) / (len(atoms) - 1)
     out = np.zeros(len(atoms))
     for atom, probability in zip(atoms, distribution, strict=True):
         value = min(max(reward + discount * (atom - cost), low), high)
@@ -262,7 +263,7 @@ def test_munchausen_target_against_a_loop():
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"soft_n_step": True}, "no soft_n_step"),
+        ({"soft_n_step": True, "temperature": Constant(3)}, "give n_steps above 1"),
         ({"priority_exponent": 2.0}, "priority_exponent must be from 0 to 1"),
         ({"policy_kwargs": {"v_min": 1.0, "v_max": -1.0}}, "must be less than v_max"),
     ],

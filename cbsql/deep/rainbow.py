@@ -8,11 +8,16 @@ from gymnasium import spaces
 from stable_baselines3.common.policies import BasePolicy
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from cbsql.deep.policies import CnnPolicy, MlpPolicy, MultiInputPolicy, RainbowPolicy
+from cbsql.deep.policies import (
+    CnnPolicy,
+    MlpPolicy,
+    MultiInputPolicy,
+    RainbowNetwork,
+    RainbowPolicy,
+)
 from cbsql.deep.sql import LOSSES, SQL, Batch
 from cbsql.operators import soft_categorical_target
 from cbsql.replay import (
-    FrameReplayBuffer,
     PrioritizedFrameReplayBuffer,
     PrioritizedReplayBuffer,
     PrioritizedSamples,
@@ -47,6 +52,8 @@ class Rainbow(SQL):
         "MultiInputPolicy": MultiInputPolicy,
     }
     policy: RainbowPolicy
+    q_net: RainbowNetwork
+    q_net_target: RainbowNetwork
 
     def __init__(
         self,
@@ -62,8 +69,6 @@ class Rainbow(SQL):
         importance_exponent: float = 0.4,
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("soft_n_step"):
-            raise ValueError("Rainbow has no soft_n_step: with a soft backup use n_steps=1.")
         if temperature is None and "beta" not in kwargs:
             temperature = Greedy()
         if n_steps is None:
@@ -77,7 +82,7 @@ class Rainbow(SQL):
         kwargs["policy_kwargs"] = {**(kwargs.get("policy_kwargs") or {}), **parts}
         super().__init__(*args, temperature=temperature, double=double, n_steps=n_steps, **kwargs)
 
-    def _choose_replay(self) -> bool:
+    def _choose_replay(self) -> None:
         if self.prioritized and self.replay_buffer_class is None:
             if isinstance(self.observation_space, spaces.Dict):
                 warnings.warn(
@@ -86,20 +91,14 @@ class Rainbow(SQL):
                     stacklevel=2,
                 )
                 self.n_steps = 1
-                return super()._choose_replay()
-            frames = self.env is not None and stacked_frames(self.env)
-            self.replay_buffer_class = (
-                PrioritizedFrameReplayBuffer if frames else PrioritizedReplayBuffer
-            )
-            self.replay_buffer_kwargs = {
-                "n_steps": self.n_steps,
-                "gamma": self.gamma,
-                "priority_exponent": self.priority_exponent,
-                "importance_exponent": self.importance_exponent,
-                **self.replay_buffer_kwargs,
-            }
-        own = (PrioritizedReplayBuffer, FrameReplayBuffer)
-        return super()._choose_replay() or issubclass(self.replay_buffer_class or object, own)
+            else:
+                frames = self.env is not None and stacked_frames(self.env)
+                self._use_replay(
+                    PrioritizedFrameReplayBuffer if frames else PrioritizedReplayBuffer,
+                    priority_exponent=self.priority_exponent,
+                    importance_exponent=self.importance_exponent,
+                )
+        super()._choose_replay()
 
     def _sample_action(self, learning_starts: int, *args: Any, **kwargs: Any) -> Any:
         """Where noise explores it does so from the start, instead of acting uniformly at first."""
