@@ -68,6 +68,12 @@ class TreeAgainstList(RuleBasedStateMachine):
             if self.list[index] > 0 or not keep_zeros:
                 self.list[index] = priority
 
+    @rule(start=st.integers(-50, 50), count=st.integers(0, 50), priority=PRIORITY)
+    def fill(self, start, count, priority):
+        self.tree.fill(start, count, priority)
+        for i in range(start, start + count):
+            self.list[i % len(self.list)] = priority
+
     @rule(data=st.data(), wrong=st.sampled_from(["priority", "index"]))
     def refuse(self, data, wrong):
         capacity = len(self.list)
@@ -79,6 +85,9 @@ class TreeAgainstList(RuleBasedStateMachine):
         pairs = [*self.pairs(data), bad, *self.pairs(data)]
         with pytest.raises(ValueError, match=re.escape(f"priority {bad[1]} for index {bad[0]}")):
             self.tree.set([i for i, _ in pairs], [p for _, p in pairs])
+        if wrong == "priority":
+            with pytest.raises(ValueError, match=re.escape(f"priority {bad[1]} for index 0")):
+                self.tree.fill(0, 1, bad[1])
 
     @invariant()
     def holds_the_list_and_its_sum(self):
@@ -175,7 +184,7 @@ class Episode:
 class Player:
     """One environment: episodes of random length, observations that never repeat."""
 
-    def __init__(self, space, seed, endings=("end", "time-out", "reset by hand")):
+    def __init__(self, space, seed, endings=("end", "life lost", "time-out", "reset by hand")):
         self.space, self.endings = space, endings
         self.rng = np.random.default_rng(seed)
         self.number = int(self.rng.integers(1, 250**2))
@@ -191,9 +200,10 @@ class Player:
         frame = np.array(digits, np.uint8).reshape(1, 1, 3)
         return np.concatenate([self.obs[1:], frame])
 
-    def begin(self):
-        self.obs = np.zeros(self.space.shape, np.uint8)
-        self.obs = self.observe()
+    def begin(self, afresh=True):
+        if afresh:
+            self.obs = np.zeros(self.space.shape, np.uint8)
+            self.obs = self.observe()
         self.episodes.append(Episode())
         self.steps_left = int(self.rng.integers(1, 8))
 
@@ -207,8 +217,8 @@ class Player:
         self.steps_left -= 1
         if self.steps_left == 0:
             episode.how_it_ended = self.endings[self.rng.integers(len(self.endings))]
-            self.begin()
-        done = episode.how_it_ended in ("end", "time-out")
+            self.begin(afresh=episode.how_it_ended != "life lost")
+        done = episode.how_it_ended in ("end", "life lost", "time-out")
         info = {"TimeLimit.truncated": True} if episode.how_it_ended == "time-out" else {}
         return step.obs, step.next_obs, step.action, step.reward, done, info
 
@@ -224,7 +234,7 @@ class Player:
                     episode.steps[start + k - 1].next_obs,
                     step.action,
                     sum(GAMMA**i * reward for i, reward in enumerate(rewards)),
-                    start + k == length and episode.how_it_ended == "end",
+                    start + k == length and episode.how_it_ended in ("end", "life lost"),
                     GAMMA**k,
                 )
 
@@ -497,11 +507,12 @@ def test_full_importance_weights_make_up_for_the_priorities(exponent):
 
 def test_frames_that_leave_early_take_their_priorities_along():
     buffer = make(PrioritizedFrameReplayBuffer, 200)
-    player = Player(STACKED, 0)
+    player = Player(STACKED, 0, endings=["end"])
     for _ in range(300):
         player.steps_left = 1  # every step starts an episode, which takes two frames
         play([buffer], [player], 1)
     assert buffer.size() < 120
+    buffer.update_priorities(np.arange(200), np.ones(200))  # also of those that have left
     drawn = np.concatenate([buffer.sample(50).indices for _ in range(200)])
     assert set(drawn) == set(stored_indices(buffer, 300))
 

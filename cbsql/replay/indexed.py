@@ -105,7 +105,6 @@ class IndexedReplayBuffer(ReplayBuffer):
         # Row -1 is the last one, which is what precedes row 0 after a wrap.
         differs = self.observations[row] != self.next_observations[row - 1]
         self._breaks[row - 1] = differs.reshape(self.n_envs, -1).any(axis=1)
-        self._breaks[row] = False
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """Draw transitions, uniformly and with replacement; `env` normalises them."""

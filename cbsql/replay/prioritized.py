@@ -30,6 +30,7 @@ class SumTree:
         self._first_leaf = 1 << (capacity - 1).bit_length()
         # Node i is the sum of nodes 2i and 2i + 1, node 1 the sum of all.
         self._nodes = np.zeros(2 * self._first_leaf)
+        self._largest = sys.float_info.max / (2 * capacity)  # rounding must not make the sum inf
 
     @property
     def total(self) -> float:
@@ -52,6 +53,12 @@ class SumTree:
         self._check(indices, priorities)
         _set(self._nodes, self._first_leaf, indices, priorities, keep_zeros)
 
+    def fill(self, start: int, count: int, priority: float) -> None:
+        """Give one priority to `count` indices from `start` on; after the last comes the first."""
+        if not 0 <= priority <= self._largest:
+            self._refuse(start, priority)
+        _fill(self._nodes, self._first_leaf, self.capacity, start, count, priority)
+
     def sample(self, uniforms: ArrayLike) -> NDArray[np.int64]:
         """Return an index for each number from [0, 1]: the one at that part of the total.
 
@@ -66,14 +73,15 @@ class SumTree:
     def _check(self, indices: NDArray[np.int64], priorities: NDArray[np.float64]) -> None:
         if len(indices) != len(priorities):
             raise ValueError(f"Got {len(indices)} indices and {len(priorities)} priorities.")
-        largest = sys.float_info.max / (2 * self.capacity)  # rounding must not make the sum inf
-        wrong = _first_wrong(indices, priorities, self.capacity, largest)
+        wrong = _first_wrong(indices, priorities, self.capacity, self._largest)
         if wrong >= 0:
-            raise ValueError(
-                f"Got the priority {priorities[wrong]} for index {indices[wrong]}: indices go from "
-                f"0 to {self.capacity - 1}, priorities from 0 to {largest:.3g}. Nothing was "
-                "changed."
-            )
+            self._refuse(indices[wrong], priorities[wrong])
+
+    def _refuse(self, index: int, priority: float) -> None:
+        raise ValueError(
+            f"Got the priority {priority} for index {index}: indices go from 0 to "
+            f"{self.capacity - 1}, priorities from 0 to {self._largest:.3g}. Nothing was changed."
+        )
 
 
 class PrioritizedSamples(NamedTuple):
@@ -141,11 +149,10 @@ class PrioritizedReplayBuffer(IndexedReplayBuffer):
         super().add(*args, **kwargs)
         oldest = row - rows_before
         rows_left = rows_before + 1 - self.size()
-        left = np.arange(oldest * self.n_envs, (oldest + rows_left) * self.n_envs)
-        new = np.arange(row * self.n_envs, (row + 1) * self.n_envs)
+        leaf = self._max_priority**self.priority_exponent
         # In this order, as a full ring writes the new row where the oldest was.
-        self._tree.set(left % self._tree.capacity, np.zeros(len(left)))
-        self._tree.set(new, np.full(len(new), self._max_priority**self.priority_exponent))
+        self._tree.fill(oldest * self.n_envs, rows_left * self.n_envs, 0.0)
+        self._tree.fill(row * self.n_envs, self.n_envs, leaf)
 
     def update_priorities(self, indices: ArrayLike, priorities: ArrayLike | th.Tensor) -> None:
         """Give sampled transitions new priorities, such as the size of their TD errors.
@@ -222,6 +229,19 @@ def _set(
             node = at[i] // 2
             nodes[node] = nodes[2 * node] + nodes[2 * node + 1]
             at[i] = node
+
+
+@jit()
+def _fill(
+    nodes: NDArray[np.float64],
+    first_leaf: int,
+    capacity: int,
+    start: int,
+    count: int,
+    priority: float,
+) -> None:
+    indices = np.arange(start, start + count) % capacity
+    _set(nodes, first_leaf, indices, np.full(count, priority), False)
 
 
 @jit()
