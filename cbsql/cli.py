@@ -45,8 +45,11 @@ def show_version() -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/demo"),
 ) -> None:
-    """Reproduce the paper's chain-walk figure with its own settings."""
+    """Reproduce the paper's chain-walk figure, then train CBSQL on CartPole and test it."""
     chain(out=out / "chain")
+    train("CartPole-v1", frames="20K", out=out / "cartpole")
+    evaluate(out / "cartpole", episodes=20)
+    console.print(f"Look at [bold]{out / 'chain' / 'figure.png'}[/bold].")
 
 
 @reproduce.command()
