@@ -132,6 +132,18 @@ class Generators(BaseCallback):
         return True
 
 
+def test_a_perfect_prediction_has_a_priority_in_spite_of_rounding():
+    model = Rainbow("MlpPolicy", short_cartpole(), noisy=False, **SMALL).learn(60)
+    batch, _ = model._sample(256)
+    rows = th.arange(256)
+    with th.no_grad():
+        log_probs = model.q_net.log_probs(batch.observations)[rows, batch.actions.flatten()]
+        target = (log_probs + 1e-6 * th.randn_like(log_probs)).softmax(1)
+    divergence = th.nn.functional.kl_div(log_probs, target, reduction="none").sum(1)
+    assert divergence.min() < 0
+    assert float(model._loss(batch, target)) == pytest.approx(0, abs=1e-6)
+
+
 def test_noise_is_new_for_every_acting_step_from_the_first_on():
     seen = Generators()
     Rainbow("MlpPolicy", "CartPole-v1", **{**SMALL, "learning_starts": 50}).learn(80, callback=seen)

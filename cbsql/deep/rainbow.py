@@ -139,7 +139,7 @@ class Rainbow(SQL):
             log_probs = self.q_net.log_probs(batch.observations)[rows, actions.flatten()]
             # The divergence of the prediction from the target, (batch, 1).
             losses = F.kl_div(log_probs, target, reduction="none").sum(1, keepdim=True)
-            errors = losses
+            errors = losses.clamp(min=0)  # rounding takes a divergence of zero below it
         else:
             q = self.q_net(batch.observations).gather(1, actions)
             losses = LOSSES[self.loss](q, target, reduction="none")
