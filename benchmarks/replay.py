@@ -19,9 +19,15 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
 from cbsql.envs import make_atari_vec_env
 from cbsql.experiments.provenance import provenance
-from cbsql.replay import FrameReplayBuffer
+from cbsql.replay import (
+    FrameReplayBuffer,
+    PrioritizedFrameReplayBuffer,
+    PrioritizedReplayBuffer,
+    SumTree,
+)
 
 TRANSITIONS = 10_000
+PRIORITIES = 1_000_000
 ROUNDS = 15
 SPACE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
 ACTIONS = spaces.Discrete(4)
@@ -54,6 +60,7 @@ def bench_replay() -> None:
     buffers: dict[str, ReplayBuffer] = {
         "cbsql FrameReplayBuffer": FrameReplayBuffer(*common),
         "the same, 3-step returns": FrameReplayBuffer(*common, n_steps=3),
+        "the same, prioritised": PrioritizedFrameReplayBuffer(*common, n_steps=3),
         "SB3 ReplayBuffer": ReplayBuffer(*common),
         "SB3, optimize_memory_usage": ReplayBuffer(
             *common, optimize_memory_usage=True, handle_timeout_termination=False
@@ -79,6 +86,61 @@ def bench_replay() -> None:
         size = sum(array.nbytes for array in arrays) / TRANSITIONS * 1e6 / 1e9
         add, sample = (statistics.median(times[name]) * 1e6 for times in (adds, samples))
         print(f"| {name} | {size:.2f} | {add:.1f} | {sample:.0f} |")
+
+
+class NumpyTree:
+    """The usual vectorised sum tree, to compare with: a batch goes up or down in NumPy calls."""
+
+    def __init__(self, capacity: int) -> None:
+        self.first_leaf = 1 << (capacity - 1).bit_length()
+        self.nodes = np.zeros(2 * self.first_leaf)
+
+    def set(self, indices: np.ndarray, priorities: np.ndarray) -> None:
+        nodes = self.first_leaf + indices
+        self.nodes[nodes] = priorities
+        while nodes[0] > 1:
+            nodes = nodes // 2
+            self.nodes[nodes] = self.nodes[2 * nodes] + self.nodes[2 * nodes + 1]
+
+    def sample(self, uniforms: np.ndarray) -> np.ndarray:
+        parts = uniforms * self.nodes[1]
+        nodes = np.ones(len(parts), np.int64)
+        while nodes[0] < self.first_leaf:
+            left = self.nodes[2 * nodes]
+            to_right = parts >= left
+            parts = parts - left * to_right
+            nodes = 2 * nodes + to_right
+        return nodes - self.first_leaf
+
+
+def bench_tree() -> None:
+    ours, usual = SumTree(PRIORITIES), NumpyTree(PRIORITIES)
+    buffer = PrioritizedReplayBuffer(PRIORITIES, spaces.Box(-1, 1, (4,)), ACTIONS, "cpu")
+    for tree in (ours, usual, buffer._tree):  # as if a million transitions had been added
+        tree.set(np.arange(PRIORITIES), np.ones(PRIORITIES))
+    rows: dict[str, tuple[Callable[..., object], Callable[..., object]]] = {
+        "cbsql SumTree": (ours.set, ours.sample),
+        "the same in NumPy": (usual.set, usual.sample),
+        "cbsql PrioritizedReplayBuffer": (
+            buffer.update_priorities,
+            lambda uniforms: buffer._draw_indices(len(uniforms)),
+        ),
+    }
+    rng = np.random.default_rng(0)
+    sets: dict[str, list[float]] = {name: [] for name in rows}
+    draws: dict[str, list[float]] = {name: [] for name in rows}
+    for _ in range(ROUNDS):
+        indices = rng.integers(PRIORITIES, size=(400, 32))
+        priorities, uniforms = rng.random((2, 400, 32))
+        for name, (change, draw) in rows.items():
+            sets[name].append(seconds(lambda f=change: [*map(f, indices, priorities)]) / 400)  # noqa: B023
+            draws[name].append(seconds(lambda f=draw: [*map(f, uniforms)]) / 400)  # noqa: B023
+    print(f"\n## Sum tree of {PRIORITIES:,} priorities\n")
+    print("| tree | change 32, us | draw 32, us |")
+    print("|---|---|---|")
+    for name in rows:
+        change, draw = (statistics.median(times[name]) * 1e6 for times in (sets, draws))
+        print(f"| {name} | {change:.1f} | {draw:.1f} |")
 
 
 def bench_atari() -> None:
@@ -131,6 +193,7 @@ def seconds(work: Callable[[], object]) -> float:
 def main() -> None:
     th.set_num_threads(1)  # as in sweeps; otherwise SB3's copies wait for a second core
     bench_replay()
+    bench_tree()
     bench_atari()
     print(f"\n{provenance()['machine']}\n")
 

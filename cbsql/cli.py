@@ -45,8 +45,11 @@ def show_version() -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/demo"),
 ) -> None:
-    """Reproduce the paper's chain-walk figure with its own settings."""
+    """Reproduce the paper's chain-walk figure, then train CBSQL on CartPole and test it."""
     chain(out=out / "chain")
+    train("CartPole-v1", frames="20K", out=out / "cartpole")
+    evaluate(out / "cartpole", episodes=20)
+    console.print(f"Look at [bold]{out / 'chain' / 'figure.png'}[/bold].")
 
 
 @reproduce.command()
@@ -102,12 +105,14 @@ def chain(
 @app.command()
 def train(
     game: Annotated[str, typer.Argument(help="An Atari game (pong) or any Gymnasium id.")],
-    algorithm: Annotated[str, typer.Option(help="dqn|sql|cbsql")] = "cbsql",
+    algorithm: Annotated[
+        str, typer.Option(help="dqn|sql|cbsql|rainbow|rainbow-sql|rainbow-cbsql|munchausen")
+    ] = "cbsql",
     frames: Annotated[
         str, typer.Option(help="Training time, e.g. 500K or 3M; Atari shows 4 frames a step.")
     ] = "",
-    beta: Annotated[float, typer.Option(help="Inverse temperature of sql.")] = 100.0,
-    kappa: Annotated[float, typer.Option(help="Growth of beta per count, of cbsql.")] = 0.01,
+    beta: Annotated[float, typer.Option(help="Inverse temperature of (rainbow-)sql.")] = 100.0,
+    kappa: Annotated[float, typer.Option(help="Beta per count, of (rainbow-)cbsql.")] = 0.01,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     protocol: Annotated[str, typer.Option(help="How Atari is played: nature|machado.")] = "nature",
     setting: Annotated[
@@ -166,7 +171,8 @@ def train(
             file = folder / "model.zip"
             console.print(
                 f"Stopped. What was learnt is in [bold]{file}[/bold]; to go on in Python: "
-                f'SQL.load("{file}", env=env).learn(steps, reset_num_timesteps=False).'
+                f'{spec.learner.__name__}.load("{file}", env=env).learn(steps, '
+                "reset_num_timesteps=False)."
             )
             raise typer.Exit(130) from None
     console.print(f"Trained. Test it with [bold]cbsql evaluate {folder}[/bold].")
@@ -182,7 +188,6 @@ def evaluate(
     ] = None,
 ) -> None:
     """Play test episodes with what a run has learnt."""
-    from cbsql.deep import SQL
     from cbsql.experiments import runner
     from cbsql.experiments.spec import RunSpec
 
@@ -198,7 +203,7 @@ def evaluate(
             raise ValueError(f"--video takes the name of an .mp4 file, not {video}.")
         if video:
             _make_folder(video.parent).rmdir()
-    model = SQL.load(run / "model.zip", buffer_size=1)
+    model = spec.learner.load(run / "model.zip", buffer_size=1)
     with _input_errors():
         scores = runner.evaluate(spec, model, episodes, seed, video)
     shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"

@@ -78,7 +78,6 @@ class AgainstFullStacks(RuleBasedStateMachine):
             n_steps=n_steps,
             gamma=GAMMA,
             frame_channels=channels,
-            path=True,
         )
         self.log = [[] for _ in range(n_envs)]  # every transition ever, per environment
         self.stacks = [self.first_stack(data) for _ in range(n_envs)]
@@ -194,13 +193,12 @@ class AgainstFullStacks(RuleBasedStateMachine):
             wanted = np.stack([transition[i] for transition in transitions]).reshape(got.shape)
             # rewards and discounts: the same float32 additions in another order
             np.testing.assert_allclose(got.numpy(), wanted, rtol=1e-6, atol=1e-6)
-        for i in range(len(transitions) if self.n_steps > 1 else 0):
-            passed = transitions[i][6]
-            discounts = samples.path_discounts[i].numpy()
-            wanted = [GAMMA ** (k + 1) for k in range(len(passed))]
-            np.testing.assert_allclose(discounts[: len(passed)], wanted, rtol=1e-6)
-            assert (discounts[len(passed) :] == 0).all()
-            for got, obs in zip(samples.path_observations[i], passed, strict=False):
+        states, discounts = self.buffer.path(np.array(expected))
+        for i, (*_, passed) in enumerate(transitions):
+            wanted = np.zeros(self.n_steps - 1)
+            wanted[: len(passed)] = GAMMA ** np.arange(1, len(passed) + 1)
+            np.testing.assert_allclose(discounts[i], wanted, rtol=1e-6)
+            for got, obs in zip(states[i], passed, strict=False):
                 np.testing.assert_array_equal(got.reshape(obs.shape), obs)
 
     def expected(self, number, env):

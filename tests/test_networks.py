@@ -329,9 +329,9 @@ def test_sizes_on_atari_are_those_of_the_paper():
     net = policy_of(CnnPolicy, IMAGE).q_net
     shapes = {name: tuple(p.shape) for name, p in net.named_parameters() if p.dim() > 1}
     assert shapes == {
-        "features_extractor._layers.0.weight": (32, 4, 8, 8),
-        "features_extractor._layers.2.weight": (32, 32, 4, 4),
-        "features_extractor._layers.4.weight": (64, 32, 3, 3),
+        "features_extractor.cnn.0.weight": (32, 4, 8, 8),
+        "features_extractor.cnn.2.weight": (32, 32, 4, 4),
+        "features_extractor.cnn.4.weight": (64, 32, 3, 3),
         **{
             f"{stream}.{layer}.{kind}": shape
             for stream, outputs in (("advantage", 5 * 51), ("value", 51))
@@ -355,7 +355,7 @@ def test_wrong_arguments_are_refused():
         policy_of(n_atoms=1)
     with pytest.raises(ValueError, match="v_min"):
         policy_of(v_min=1.0, v_max=1.0)
-    with pytest.raises(ValueError, match="MlpPolicy"):
+    with pytest.raises(AssertionError, match="MlpPolicy"):
         policy_of(CnnPolicy, VECTOR)
     with pytest.raises(TypeError, match="duelling"):
         policy_of(duelling=False)

@@ -42,6 +42,14 @@ def test_atari_preset_is_the_papers_table(game):
     assert model.temperature.counter.density.shape == (42, 42)
 
 
+def test_minatar_preset_is_the_authors_network():
+    spec = RunSpec("MinAtar/Seaquest-v1", "dqn", settings=SMALL)
+    with closing(make_env(spec)) as env:
+        q_net = make_model(spec, env).q_net
+    layers = [m for m in q_net.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
+    assert [tuple(m.weight.shape) for m in layers] == [(16, 10, 3, 3), (128, 1024), (6, 128)]
+
+
 @pytest.mark.parametrize("game", [*(f"MinAtar/{name}-v1" for name in GAMES), "Acrobot-v1"])
 def test_every_preset_builds_and_learns(game, tmp_path):
     settings = {**SMALL, "learning_starts": 10}

@@ -2,7 +2,7 @@
 
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor, NatureCNN
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
@@ -30,19 +30,23 @@ class MinAtarCNN(BaseFeaturesExtractor):
         return features
 
 
-class RainbowCNN(BaseFeaturesExtractor):
-    """The convolutions of the paper's Rainbow, without a hidden layer: the heads have theirs."""
+class RainbowCNN(NatureCNN):
+    """The convolutions of the paper's Rainbow, without a hidden layer: the heads have theirs.
+
+    ``features_dim`` adds one of that size, as in SB3's own network for images.
+    """
 
     def __init__(
-        self, observation_space: spaces.Box, channels: tuple[int, int, int] = (32, 32, 64)
+        self,
+        observation_space: spaces.Box,
+        features_dim: int | None = None,
+        normalized_image: bool = False,
+        channels: tuple[int, int, int] = (32, 32, 64),
     ) -> None:
-        if len(observation_space.shape) != 3:
-            raise ValueError(
-                f"RainbowCNN takes images (channels, height, width), not {observation_space}; "
-                'for vectors use "MlpPolicy", for dicts "MultiInputPolicy".'
-            )
+        # SB3's network is what checks the observations, and knows how to apply the layers.
+        super().__init__(observation_space, features_dim or 1, normalized_image)
         first, second, third = channels
-        layers = nn.Sequential(
+        self.cnn = nn.Sequential(
             nn.Conv2d(observation_space.shape[0], first, kernel_size=8, stride=4),
             nn.ReLU(),
             nn.Conv2d(first, second, kernel_size=4, stride=2),
@@ -51,14 +55,11 @@ class RainbowCNN(BaseFeaturesExtractor):
             nn.ReLU(),
             nn.Flatten(),
         )
-        features_dim = layers(th.zeros(1, *observation_space.shape)).shape[1]
-        super().__init__(observation_space, features_dim)
-        self._layers = layers
-
-    def forward(self, observations: th.Tensor) -> th.Tensor:
-        """Features (batch, features_dim) of images (batch, channels, height, width)."""
-        features: th.Tensor = self._layers(observations)
-        return features
+        flat = self.cnn(th.zeros(1, *observation_space.shape)).shape[1]
+        self._features_dim = features_dim or flat
+        self.linear = nn.Sequential()
+        if features_dim is not None:
+            self.linear.extend([nn.Linear(flat, features_dim), nn.ReLU()])
 
 
 class NoisyLinear(nn.Linear):

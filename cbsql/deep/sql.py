@@ -1,7 +1,6 @@
 """Soft Q-learning and count-based soft Q-learning, as Stable-Baselines3 algorithms."""
 
 import warnings
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from cbsql.counts import default_counter, fit_counter
 from cbsql.operators import kl_cost, kl_from_uniform, mellowmax, soft_policy, soft_value
-from cbsql.replay import FrameReplayBuffer, PathReplayBuffer, stacked_frames
+from cbsql.replay import FrameReplayBuffer, IndexedReplayBuffer, stacked_frames
 from cbsql.temperature import Constant, CountBased, Counter, Temperature, from_config
 
 Batch = ReplayBufferSamples | DictReplayBufferSamples
@@ -64,8 +63,9 @@ class SQL(DQN):
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
+        self._choose_replay()
         with warnings.catch_warnings():
-            if self._choose_replay():
+            if self._own_replay():
                 # SB3 warns that its n_steps has no effect on a given class of buffer; it has.
                 warnings.filterwarnings("ignore", message="`n_steps=")
             super()._setup_model()
@@ -75,26 +75,34 @@ class SQL(DQN):
             counter = self.temperature.counter or default_counter(self.observation_space)
             self.temperature.counter = fit_counter(counter, self.observation_space)
 
-    def _choose_replay(self) -> bool:
+    def _choose_replay(self) -> None:
         """Choose a buffer where SB3's own would not do, unless another is asked for.
 
         The frames of stacked images are stored once; a soft return needs the states it passes.
         """
+        if self.replay_buffer_class is None and not self.optimize_memory_usage:
+            if self.env is not None and stacked_frames(self.env):
+                self._use_replay(FrameReplayBuffer)
+            elif self.soft_n_step:
+                self._use_replay(IndexedReplayBuffer)
         if self.soft_n_step and self.n_steps == 1:
             raise ValueError("soft_n_step softens returns of several steps: give n_steps above 1.")
-        if self.replay_buffer_class is None and not self.optimize_memory_usage:
-            own: dict[str, Any] = {}
-            if self.env is not None and stacked_frames(self.env):
-                self.replay_buffer_class = FrameReplayBuffer
-                own = {"path": True} if self.soft_n_step else {}
-                if self.verbose > 0:
-                    print("Storing each frame once: using FrameReplayBuffer")
-            elif self.soft_n_step:
-                self.replay_buffer_class = PathReplayBuffer
-            if self.replay_buffer_class and self.n_steps > 1:
-                own.update(n_steps=self.n_steps, gamma=self.gamma)
-            self.replay_buffer_kwargs = {**self.replay_buffer_kwargs, **own}
-        return self.replay_buffer_class in (FrameReplayBuffer, PathReplayBuffer)
+        if self.soft_n_step and not self._own_replay():
+            raise ValueError(
+                "soft_n_step needs the states that a return passes, so a buffer of cbsql.replay, "
+                f"not {self.replay_buffer_class}."
+            )
+
+    def _use_replay(self, buffer_class: type[IndexedReplayBuffer], **kwargs: Any) -> None:
+        if self.n_steps > 1:
+            kwargs.update(n_steps=self.n_steps, gamma=self.gamma)
+        self.replay_buffer_class = buffer_class
+        self.replay_buffer_kwargs = {**kwargs, **self.replay_buffer_kwargs}
+        if self.verbose > 0:
+            print(f"Using {buffer_class.__name__}")
+
+    def _own_replay(self) -> bool:
+        return issubclass(self.replay_buffer_class or object, IndexedReplayBuffer)
 
     def set_random_seed(self, seed: int | None = None) -> None:
         """Seed SB3's global generators, and this model's own."""
@@ -112,8 +120,6 @@ class SQL(DQN):
             with th.no_grad():
                 # The temperature is that of the evidence before this update.
                 beta = self._beta(counted.next_observations)
-                if self.soft_n_step:
-                    batch = batch._replace(rewards=self._soft_return(batch, counted))
                 target = self._target(batch, beta)  # (batch, 1)
 
             loss = self._loss(batch, target)
@@ -140,15 +146,6 @@ class SQL(DQN):
         discounts = self.gamma if batch.discounts is None else batch.discounts
         return batch.rewards + (1 - batch.dones) * discounts * next_v.unsqueeze(1)
 
-    def _soft_return(self, batch: Any, counted: Any) -> th.Tensor:
-        """Returns (batch, 1), less what the soft policy costs at the states that they pass."""
-        network = self.q_net if self.double else self.q_net_target
-        q = network(batch.path_observations.flatten(0, 1))  # (batch * states between, actions)
-        beta = self._beta(counted.path_observations.flatten(0, 1))
-        costs = kl_cost(soft_policy(q, beta), beta).view_as(batch.path_discounts)
-        softened: th.Tensor = batch.rewards - (batch.path_discounts * costs).sum(1, keepdim=True)
-        return softened
-
     def _loss(self, batch: Batch, target: th.Tensor) -> th.Tensor:
         q = self.q_net(batch.observations).gather(1, batch.actions.long())  # (batch, 1)
         return LOSSES[self.loss](q, target)
@@ -162,18 +159,33 @@ class SQL(DQN):
     def _sample(self, batch_size: int) -> tuple[Batch, Batch]:
         """A batch as the networks see it, and as it is counted: before VecNormalize changed it."""
         assert self.replay_buffer is not None
-        if self._vec_normalize_env is None:
-            batch = self.replay_buffer.sample(batch_size)
+        buffer, env = self.replay_buffer, self._vec_normalize_env
+        if isinstance(buffer, IndexedReplayBuffer):
+            indices = buffer._draw_indices(batch_size)
+            batch = buffer._get_samples(indices, env)
+            counted = batch if env is None else buffer._get_samples(indices)
+            if self.soft_n_step:
+                batch = batch._replace(rewards=batch.rewards - self._path_costs(indices))
+            return batch, counted
+        if env is None:
+            batch = buffer.sample(batch_size)
             return batch, batch
-        # SB3's buffers normalise while they sample, so the same rows have to be drawn twice.
+        # SB3's own buffers choose while they build, so the same rows have to be drawn twice.
         before = np.random.get_state()  # noqa: NPY002
-        own: np.random.Generator | None = vars(self.replay_buffer).get("rng")  # a frame buffer's
-        own_before = deepcopy(own.bit_generator.state) if own else None
-        counted = self.replay_buffer.sample(batch_size)
+        counted = buffer.sample(batch_size)
         np.random.set_state(before)  # noqa: NPY002
-        if own and own_before:
-            own.bit_generator.state = own_before
-        return self.replay_buffer.sample(batch_size, env=self._vec_normalize_env), counted
+        return buffer.sample(batch_size, env=env), counted
+
+    @th.no_grad()
+    def _path_costs(self, indices: np.ndarray) -> th.Tensor:
+        """What the soft policy costs at the states that n-step returns pass, (batch, 1)."""
+        buffer, env = self.replay_buffer, self._vec_normalize_env
+        assert isinstance(buffer, IndexedReplayBuffer)
+        states, discounts = buffer.path(indices, env)  # (batch, n_steps - 1, ...)
+        beta = self._beta((states if env is None else buffer.path(indices)[0]).flatten(0, 1))
+        network = self.q_net if self.double else self.q_net_target
+        policy = soft_policy(network(states.flatten(0, 1)), beta)
+        return (discounts * kl_cost(policy, beta).view_as(discounts)).sum(1, keepdim=True)
 
     def predict(
         self,

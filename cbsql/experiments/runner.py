@@ -1,6 +1,7 @@
 """One run: train, log, save; and play test episodes afterwards."""
 
 import csv
+import ctypes
 import json
 import time
 from collections import deque
@@ -48,13 +49,9 @@ def make_model(spec: RunSpec, env: VecEnv) -> SQL:
     base = preset(spec)
     steps = spec.steps or base.steps
     settings = {"exploration_fraction": base.exploration_steps / steps, **base.settings}
-    return SQL(
-        base.policy,
-        env,
-        temperature=spec.temperature(),
-        seed=spec.seed,
-        **{**settings, **spec.settings},
-    )
+    if spec.algorithm != "munchausen":  # it has a temperature of its own
+        settings["temperature"] = spec.temperature()
+    return spec.learner(base.policy, env, seed=spec.seed, **{**settings, **spec.settings})
 
 
 def train(spec: RunSpec, folder: Path, command: str = "", report: Report | None = None) -> SQL:
@@ -63,6 +60,7 @@ def train(spec: RunSpec, folder: Path, command: str = "", report: Report | None 
     ``episodes.csv`` has every score, ``progress.csv`` and the TensorBoard files the logs,
     ``model.zip`` the learner, ``run.json`` what was run, where and for how long.
     """
+    keep_memory()
     with closing(make_env(spec)) as env:
         return _train(spec, folder, command, report, env)
 
@@ -90,6 +88,21 @@ def _train(spec: RunSpec, folder: Path, command: str, report: Report | None, env
         }
         (folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
     return model
+
+
+def keep_memory() -> None:
+    """Have the C library keep what it frees in this process: the next update asks for it again.
+
+    glibc would return it to the system, which clears it before it lends it again: thousands of page
+    faults in every gradient step.
+    """
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError):
+        return  # not glibc
+    trim_threshold, top_pad, mmap_threshold = -1, -2, -3  # its numbers of these options
+    for option, value_bytes in ((trim_threshold, 2**30), (top_pad, 2**26), (mmap_threshold, 2**25)):
+        mallopt(option, value_bytes)
 
 
 class RunLog(BaseCallback):

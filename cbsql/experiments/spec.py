@@ -2,17 +2,18 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import gymnasium as gym
 import torch
 from stable_baselines3 import DQN
 
+from cbsql.deep import SQL, Munchausen, Rainbow
 from cbsql.deep.networks import MinAtarCNN
 from cbsql.temperature import Constant, CountBased, Greedy, Temperature
 
-ALGORITHMS = ("dqn", "sql", "cbsql")
+ALGORITHMS = ("dqn", "sql", "cbsql", "rainbow", "rainbow-sql", "rainbow-cbsql", "munchausen")
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,16 @@ class RunSpec:
     game: str
     """An Atari game ("pong"), or the id of any Gymnasium environment ("CartPole-v1")."""
     algorithm: str = "cbsql"
-    """"dqn" (the hard maximum), "sql" (constant beta) or "cbsql" (beta = kappa n)."""
+    """"dqn" (the hard maximum), "sql" (constant beta) or "cbsql" (beta = kappa n), the same on top
+    of "rainbow", or "munchausen"."""
     steps: int = 0
     """Agent steps of training; 0 means those of the preset."""
     seed: int = 0
     """Of the networks, exploration, replay and the environment."""
     beta: float = 100.0
-    """Inverse temperature, if the algorithm is "sql"."""
+    """Inverse temperature, if the algorithm has a constant one."""
     kappa: float = 0.01
-    """Growth of the inverse temperature per count, if the algorithm is "cbsql"."""
+    """Growth of the inverse temperature per count, if the algorithm counts."""
     protocol: str = "nature"
     """How an Atari game is played: "nature" or "machado"."""
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -43,11 +45,10 @@ class RunSpec:
             )
         if self.steps < 0 or self.seed < 0:
             raise ValueError(f"steps ({self.steps}) and seed ({self.seed}) must not be negative.")
-        known = inspect.signature(DQN).parameters.keys() | {"loss", "double", "soft_n_step"}
-        fixed = {"policy", "env", "seed"}
-        if wrong := sorted(set(self.settings) - (known - fixed)):
+        known = _arguments(DQN) | _arguments(SQL) | _arguments(self.learner)
+        if wrong := sorted(set(self.settings) - (known - _FIXED)):
             raise ValueError(
-                "settings take the arguments of SB3's DQN, loss, double and soft_n_step, not "
+                f"settings take the arguments of SB3's DQN and {self.learner.__name__}, not "
                 f"{wrong[0]!r}."
             )
         self.temperature()  # checks beta and kappa
@@ -57,15 +58,30 @@ class RunSpec:
         """Whether the game is one of ale-py's, and not the id of a Gymnasium environment."""
         return self.game not in gym.registry or self.game.startswith("ALE/")
 
+    @property
+    def learner(self) -> type[SQL]:
+        """The class of the algorithm."""
+        if self.algorithm == "munchausen":
+            return Munchausen
+        return Rainbow if self.algorithm.startswith("rainbow") else SQL
+
     def temperature(self) -> Temperature:
         """A new temperature for this run."""
-        if self.algorithm == "dqn":
-            return Greedy()
-        return Constant(self.beta) if self.algorithm == "sql" else CountBased(kappa=self.kappa)
+        if self.algorithm.endswith("cbsql"):
+            return CountBased(kappa=self.kappa)
+        return Constant(self.beta) if self.algorithm.endswith("sql") else Greedy()
 
     def describe(self) -> dict[str, Any]:
         """All fields, ready for JSON."""
         return {**asdict(self), "settings": {name: repr(v) for name, v in self.settings.items()}}
+
+
+_FIXED = {"policy", "env", "seed", "beta", "temperature", "args", "kwargs"}
+"""Arguments of the learners that are fields of a run, or none."""
+
+
+def _arguments(learner: type[DQN]) -> set[str]:
+    return set(inspect.signature(learner).parameters)
 
 
 @dataclass(frozen=True)
@@ -121,7 +137,8 @@ MINATAR = Preset(
         "train_freq": 4,
         "target_update_interval": 1_000,
         "exploration_final_eps": 0.1,
-        "policy_kwargs": {**_RMSPROP, "features_extractor_class": MinAtarCNN},
+        # MinAtarCNN is the whole network but for its last layer.
+        "policy_kwargs": {**_RMSPROP, "features_extractor_class": MinAtarCNN, "net_arch": []},
     },
     exploration_steps=20_000,
 )
@@ -155,10 +172,44 @@ OTHER = Preset(
 )
 
 
+_ADAM = {"optimizer_class": torch.optim.Adam, "optimizer_kwargs": {"eps": 1.5e-4}}
+
+
+def _rainbow(base: Preset, steps: int, settings: Mapping[str, Any], **network: Any) -> Preset:
+    """A preset for Rainbow: no epsilon anywhere, Adam, and what else differs."""
+    policy_kwargs = {**base.settings.get("policy_kwargs", {}), **_ADAM, **network}
+    without = {k: v for k, v in base.settings.items() if not k.startswith("exploration_")}
+    return replace(
+        base,
+        steps=steps,
+        test_epsilon=0.0,
+        settings={**without, **settings, "policy_kwargs": policy_kwargs},
+    )
+
+
+RAINBOW_ATARI = _rainbow(
+    # The third table of the paper's appendix; what it leaves open is from Hessel et al. (2018).
+    ATARI,
+    125_000,  # 500K frames
+    {
+        "learning_rate": 6.25e-5,
+        "learning_starts": 20_000,  # 80,000 frames
+        "target_update_interval": 8_000,  # 32,000 frames
+    },
+)
+# Discounted returns of good play are above the 10 to which Atari's clipped rewards are fitted.
+RAINBOW_MINATAR = _rainbow(MINATAR, MINATAR.steps, {}, v_max=30.0)
+RAINBOW_CARTPOLE = _rainbow(CARTPOLE, CARTPOLE.steps, {}, v_min=0.0, v_max=100.0)
+RAINBOW_OTHER = _rainbow(OTHER, OTHER.steps, {})
+
+
 def preset(spec: RunSpec) -> Preset:
     """The settings a run starts from."""
+    rainbow = spec.learner is Rainbow
     if spec.is_atari:
-        return ATARI
+        return RAINBOW_ATARI if rainbow else ATARI
     if spec.game.startswith("MinAtar/"):
-        return MINATAR
-    return CARTPOLE if spec.game.startswith("CartPole") else OTHER
+        return RAINBOW_MINATAR if rainbow else MINATAR
+    if spec.game.startswith("CartPole"):
+        return RAINBOW_CARTPOLE if rainbow else CARTPOLE
+    return RAINBOW_OTHER if rainbow else OTHER

@@ -10,7 +10,6 @@ from gymnasium.wrappers import FrameStackObservation
 from numpy.typing import DTypeLike, NDArray
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.preprocessing import get_action_dim
-from stable_baselines3.common.type_aliases import ReplayBufferSamples
 from stable_baselines3.common.vec_env import (
     VecCheckNan,
     VecEnv,
@@ -23,13 +22,13 @@ from stable_baselines3.common.vec_env import (
 )
 
 from cbsql._jit import jit
-from cbsql.replay.path import PathSamples, path_discounts
+from cbsql.replay.indexed import IndexedReplayBuffer
 
 # One frame in 40 is room for episode starts, which bring a frame besides that of their first step.
 _STEPS_PER_SPARE_FRAME = 40
 
 
-class FrameReplayBuffer(ReplayBuffer):
+class FrameReplayBuffer(IndexedReplayBuffer):
     """Stable-Baselines3 replay buffer that stores each frame of a frame-stacked image once.
 
     It takes the arguments of SB3's `ReplayBuffer` and `NStepReplayBuffer` and returns the samples
@@ -43,10 +42,7 @@ class FrameReplayBuffer(ReplayBuffer):
     When episodes are shorter than 40 steps on average, the oldest transitions leave a little before
     `buffer_size` is reached, because each episode brings one frame more than it has steps.
 
-    Indices are drawn from an own generator, `rng`. By default it is derived from the state of
-    NumPy's global generator, which SB3 seeds with its `seed=`, without advancing it. A transition
-    has the index `row * n_envs + environment`; `_draw_indices` chooses indices and `_get_samples`
-    turns them into transitions, so that a subclass can choose differently.
+    Indices, generator and n-step returns are those of `IndexedReplayBuffer`.
 
     :param buffer_size: transitions to keep, over all environments
     :param optimize_memory_usage: SB3's own option, which loses the last observation of an episode;
@@ -55,7 +51,6 @@ class FrameReplayBuffer(ReplayBuffer):
     :param n_steps: steps of the return; with more than one, samples carry their `discounts`
     :param gamma: discount of the return, used only with `n_steps` above 1
     :param frame_channels: channels of one frame: 1 for grey, 3 for stacked RGB
-    :param path: sample `PathSamples`, with the states that an n-step return passes
     :param rng: generator of the sampled indices
     """
 
@@ -72,15 +67,8 @@ class FrameReplayBuffer(ReplayBuffer):
         gamma: float = 0.99,
         frame_channels: int = 1,
         rng: np.random.Generator | None = None,
-        path: bool = False,
     ) -> None:
-        if optimize_memory_usage:
-            raise ValueError(
-                "FrameReplayBuffer already stores each frame once: leave optimize_memory_usage="
-                "False (SB3's option would lose the last observation of every episode)."
-            )
-        if n_steps < 1:
-            raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
+        self._set_sampling(optimize_memory_usage, n_steps, gamma, rng)
         layout = _layout(buffer_size, observation_space, action_space, n_envs, frame_channels)
         _check_memory(buffer_size, _bytes(layout))
         # Past ReplayBuffer's constructor, which would allocate every stack twice.
@@ -90,14 +78,6 @@ class FrameReplayBuffer(ReplayBuffer):
         self.buffer_size = _rows(buffer_size, n_envs)
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
-        self.n_steps = n_steps
-        self.gamma = gamma
-        self.path = path
-        # Seeding from the state of the global generator instead of from a draw leaves the draws of
-        # SB3's own exploration as they would be with SB3's buffer.
-        _, key, position, *_ = np.random.get_state()  # noqa: NPY002
-        seeds = np.random.SeedSequence([*key, position]).generate_state(4)
-        self.rng = rng or np.random.default_rng(seeds)
 
         arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
         self.frames = arrays["frames"]  # (environments, ring, bytes of a frame)
@@ -189,80 +169,24 @@ class FrameReplayBuffer(ReplayBuffer):
             )
         return np.ascontiguousarray(obs).reshape(self._as_frames)
 
-    def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
-        """Draw transitions uniformly, with replacement; `env` normalises them."""
-        if self._rows_stored == 0:
-            raise ValueError("The buffer is empty: add transitions before sampling.")
-        return self._get_samples(self._draw_indices(batch_size), env)
-
-    def _draw_indices(self, batch_size: int) -> NDArray[np.int64]:
-        """Draw the indices of transitions, uniformly over all that can be sampled."""
-        start = (self.pos - self._rows_stored) % self.buffer_size * self.n_envs
-        draws = self.rng.integers(self._rows_stored * self.n_envs, size=batch_size)
-        return (start + draws) % (self.buffer_size * self.n_envs)
-
-    def _get_samples(
-        self, batch_inds: NDArray[np.int64], env: VecNormalize | None = None
-    ) -> ReplayBufferSamples:
-        """Build the transitions with these indices; every call returns new tensors."""
-        rows, envs = np.divmod(batch_inds, self.n_envs)
-        obs, next_obs, rewards, ends, steps = self._transitions(rows, envs, self.n_steps)
-        returns = self._normalize_reward(rewards, env)  # (batch, n_steps), zero after an end
-        discounts = None  # the algorithm's own gamma, as with SB3's one-step buffer
-        if self.n_steps > 1:
-            weights = self.gamma ** np.arange(self.n_steps, dtype=np.float32)
-            returns = (returns * weights).sum(axis=1, keepdims=True)
-            discounts = self._tensor(self.gamma**steps)
-        samples = ReplayBufferSamples(
-            observations=self._images(obs, env),
-            actions=self._tensor(self.actions[rows, envs]),
-            next_observations=self._images(next_obs, env),
-            dones=self._tensor(ends),
-            rewards=self._tensor(returns),
-            discounts=discounts,
-        )
-        if not self.path or self.n_steps == 1:
-            return samples
-        ahead = np.arange(1, self.n_steps)  # of the states between, as many as the return passes
-        path_rows = (rows[:, None] + np.minimum(ahead, steps.astype(np.int64) - 1)).ravel()
-        path_envs = np.repeat(envs, len(ahead))
-        between, *_ = self._transitions(path_rows % self.buffer_size, path_envs, n_steps=1)
-        images = self._images(between, env)
-        return PathSamples(  # type: ignore[return-value]
-            **samples._asdict(),
-            path_observations=images.view(len(rows), len(ahead), *self.obs_shape),
-            path_discounts=self._tensor(path_discounts(ahead < steps, self.gamma)),
-        )
-
-    def _transitions(
-        self, rows: NDArray[np.int64], envs: NDArray[np.int64], n_steps: int
-    ) -> tuple[NDArray[np.uint8], NDArray[np.uint8], NDArray[Any], NDArray[Any], NDArray[Any]]:
-        """Rebuild stacks and next stacks (batch, stack, bytes of a frame); see `_gather`."""
+    def _observations(
+        self, rows: NDArray[np.int64], last_rows: NDArray[np.int64], envs: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        # (batch, stack, bytes of a frame)
         obs, next_obs = np.empty((2, len(rows), *self._as_frames[1:]), np.uint8)
-        rewards, ends, steps = _gather(
+        _copy_stacks(
             self.frames,
             self._newest,
             self._real,
             self._repeats,
-            self._breaks,
-            self.rewards,
-            self.dones,
-            self.timeouts,
             rows,
+            last_rows,
             envs,
-            self.pos,
-            n_steps,
             obs,
             next_obs,
         )
-        return obs, next_obs, rewards, ends, steps
-
-    def _images(self, stacks: NDArray[np.uint8], env: VecNormalize | None) -> th.Tensor:
-        return self._tensor(self._normalize_obs(stacks.reshape(-1, *self.obs_shape), env))
-
-    def _tensor(self, array: Any) -> th.Tensor:
-        """Give the memory of a new array to a tensor."""
-        return th.from_numpy(array).to(self.device)
+        shape = (-1, *self.obs_shape)
+        return obs.reshape(shape), next_obs.reshape(shape)
 
 
 def stacked_frames(env: VecEnv) -> int:
@@ -507,52 +431,26 @@ def _copy_stack(
 
 
 @jit()
-def _gather(
+def _copy_stacks(
     frames: NDArray[np.uint8],  # (environments, ring, bytes)
     newest: NDArray[np.int64],  # this and the following: (rows, environments)
     real: NDArray[np.uint8],
     repeats: NDArray[np.bool_],
-    breaks: NDArray[np.bool_],
-    all_rewards: NDArray[np.float32],
-    dones: NDArray[np.float32],
-    timeouts: NDArray[np.float32],
     rows: NDArray[np.int64],  # (batch,)
+    last_rows: NDArray[np.int64],
     envs: NDArray[np.int64],
-    pos: int,
-    n_steps: int,
     obs: NDArray[np.uint8],  # (batch, stack, bytes), written
     next_obs: NDArray[np.uint8],  # likewise
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Rebuild the stacks of a batch.
-
-    Returns the rewards of each n-step return (batch, n_steps), whether a true end of the episode
-    closes it (batch, 1), and its number of steps (batch, 1).
-    """
-    size = newest.shape[0]
+) -> None:
+    """Rebuild the stacks of `rows` and the next stacks of `last_rows`."""
     stack = obs.shape[1]
-    rewards = np.zeros((rows.size, n_steps), np.float32)
-    ends = np.empty((rows.size, 1), np.float32)
-    steps = np.empty((rows.size, 1), np.float32)
     for b in range(rows.size):
-        row, env = rows[b], envs[b]
+        row, last, env = rows[b], last_rows[b], envs[b]
         _copy_stack(frames[env], newest[row, env], int(real[row, env]), repeats[row, env], obs[b])
-        step = 0
-        rewards[b, 0] = all_rewards[row, env]
-        while step + 1 < n_steps:
-            following = (row + 1) % size
-            ended = dones[row, env] != 0 or timeouts[row, env] != 0 or breaks[row, env]
-            if ended or following == pos:
-                break
-            row = following
-            step += 1
-            rewards[b, step] = all_rewards[row, env]
         _copy_stack(
             frames[env],
-            newest[row, env] + 1,
-            min(int(real[row, env]) + 1, stack),
-            repeats[row, env],
+            newest[last, env] + 1,
+            min(int(real[last, env]) + 1, stack),
+            repeats[last, env],
             next_obs[b],
         )
-        ends[b, 0] = dones[row, env] * (1 - timeouts[row, env])
-        steps[b, 0] = step + 1
-    return rewards, ends, steps

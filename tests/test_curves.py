@@ -1,0 +1,53 @@
+"""Learning curves from the folders of runs."""
+
+import csv
+import json
+
+import pytest
+
+from cbsql.experiments import curves
+from cbsql.experiments.runner import COLUMNS
+
+
+def write_run(folder, seed, scores, finished=True):
+    """Two games in each of 50 bins of 10 steps, except for the first bin."""
+    folder.mkdir()
+    record = {
+        "spec": {"game": "CartPole-v1", "algorithm": "sql", "beta": 100.0, "seed": seed},
+        **{"finished": finished, "steps": 500, "updates": 7, "seconds": 1.5},
+        **{"commit": "abc", "command": "cbsql train", "machine": {}, "versions": {}},
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    with (folder / "episodes.csv").open("w") as file:
+        rows = csv.writer(file)
+        rows.writerow(COLUMNS)
+        for i, score in enumerate(scores):
+            steps = 15 + 5 * i
+            rows.writerow(("life", steps, steps, 0, 0, -1, 5))
+            rows.writerow(("game", steps, steps, 0, 0, score, 5))
+    (folder / "progress.csv").write_text(
+        "time/total_timesteps,train/beta_mean,train/count_mean\n5,,\n15,2,200\n20,4,400\n"
+    )
+    return folder
+
+
+def test_scores_are_averaged_in_each_part_of_a_run(tmp_path):
+    scores = list(range(98))
+    folders = [write_run(tmp_path / str(seed), seed, scores) for seed in range(2)]
+    curves.write_curves(map(curves.read_run, folders), tmp_path)
+    rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
+    assert len(rows) == 2 * 50
+    assert rows[0]["algorithm"] == "sql 100"
+    assert (rows[0]["steps"], rows[0]["score"], rows[0]["beta"]) == ("10", "", "")
+    # Steps 15 and 20: games 0 and 1, and two logs.
+    assert [rows[1][name] for name in curves.CURVE_COLUMNS[3:]] == ["20", "0.5", "2", "3", "300"]
+    assert float(rows[49]["score"]) == pytest.approx((96 + 97) / 2)
+    runs = list(csv.DictReader((tmp_path / "runs.csv").open()))
+    assert [run["seed"] for run in runs] == ["0", "1"]
+    assert float(runs[0]["last_100_games"]) == pytest.approx(sum(scores) / 98, rel=1e-3)
+    assert (tmp_path / "curves.png").stat().st_size > 5000
+
+
+def test_unfinished_runs_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="is not finished"):
+        curves.read_run(write_run(tmp_path / "run", 0, [], finished=False))
