@@ -27,7 +27,7 @@ from cbsql.tabular.planning import soft_value_iteration
 WINDOWS = ((1, 20), (81, 120), (281, 300))
 """Episodes, first and last, over which the summary averages."""
 
-RUNS_PER_BATCH = 250
+RUNS_PER_BATCH = 500
 """Runs that share a random generator; changing it changes the numbers drawn."""
 
 

@@ -65,11 +65,11 @@ class Chance:
     @classmethod
     def draw(cls, rng: np.random.Generator, runs: int, episodes: int, epsilon: float) -> "Chance":
         """Draw for ``runs`` runs of epsilon-greedy learners."""
-        shape = (runs, episodes, EPISODE_STEPS)
+        shape = (EPISODE_STEPS, episodes, runs)  # runs are neighbours in memory, as in the kernel
         return cls(
-            noise=np.asfortranarray(rng.standard_normal(shape)),
-            explore=np.asfortranarray(rng.random(shape) < epsilon),
-            coin=np.asfortranarray(rng.integers(0, ACTIONS, shape, dtype=np.int8)),
+            noise=rng.standard_normal(shape).T,
+            explore=(rng.random(shape, dtype=np.float32) < epsilon).T,
+            coin=rng.integers(0, ACTIONS, shape, dtype=np.int8).T,
         )
 
 
