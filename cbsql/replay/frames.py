@@ -112,6 +112,31 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         self._rows_stored = 0
         self._frames_written = np.zeros(self.n_envs, np.int64)
 
+    _per_row = (
+        *("actions", "rewards", "dones", "timeouts", "_breaks"),
+        *("_newest", "_real", "_repeats"),
+    )
+
+    def rings(self) -> dict[str, tuple[NDArray[Any], int]]:
+        """See `IndexedReplayBuffer.rings`; the frames of each environment are one more ring."""
+        frames = zip(self.frames, self._frames_written.tolist(), strict=True)
+        return {**super().rings(), **{f"frames{i}": ring for i, ring in enumerate(frames)}}
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `IndexedReplayBuffer.state_dict`."""
+        written = self._frames_written.tolist()
+        return {
+            **super().state_dict(),
+            "rows_stored": self._rows_stored,
+            "frames_written": written,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `IndexedReplayBuffer.load_state_dict`."""
+        super().load_state_dict(state)
+        self._rows_stored = state["rows_stored"]
+        self._frames_written[:] = state["frames_written"]
+
     def size(self) -> int:
         """Return the number of rows that can be sampled; each has a transition per environment."""
         return self._rows_stored
@@ -159,6 +184,7 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         self.pos = (row + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
         self._rows_stored = stored
+        self._rows_written += 1
 
     def _split(self, obs: NDArray[Any]) -> NDArray[np.uint8]:
         """Observations as frames: (environments, stack, bytes of a frame)."""

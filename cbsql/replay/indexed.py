@@ -1,6 +1,6 @@
 """Replay in which every transition has an index, with n-step returns."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -90,6 +90,34 @@ class IndexedReplayBuffer(ReplayBuffer):
         seeds = np.random.SeedSequence([*key, position]).generate_state(4)
         self.rng = rng or np.random.default_rng(seeds)
 
+    def reset(self) -> None:
+        """Forget all transitions."""
+        super().reset()
+        self._rows_written = 0
+
+    def rings(self) -> dict[str, tuple[NDArray[Any], int]]:
+        """Arrays that are written round and round, and how many rows each has been given so far.
+
+        Row i is at position i modulo the length. A row never changes once its successor is there.
+        """
+        return {name: (getattr(self, name), self._rows_written) for name in self._per_row}
+
+    _per_row: ClassVar[tuple[str, ...]] = (
+        *("observations", "next_observations"),
+        *("actions", "rewards", "dones", "timeouts", "_breaks"),
+    )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What else there is to know, besides `rings`, to go on with the same samples."""
+        place = {"pos": self.pos, "full": self.full, "rows_written": self._rows_written}
+        return {**place, "generator": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state; the arrays of `rings` have to be filled besides."""
+        self.pos, self.full = state["pos"], state["full"]
+        self._rows_written = state["rows_written"]
+        self.rng.bit_generator.state = state["generator"]
+
     def add(
         self,
         obs: NDArray[Any],
@@ -102,9 +130,11 @@ class IndexedReplayBuffer(ReplayBuffer):
         """Store one transition of each environment; arrays have the environment as first axis."""
         row = self.pos
         super().add(obs, next_obs, action, reward, done, infos)
-        # Row -1 is the last one, which is what precedes row 0 after a wrap.
-        differs = self.observations[row] != self.next_observations[row - 1]
-        self._breaks[row - 1] = differs.reshape(self.n_envs, -1).any(axis=1)
+        if self._rows_written:
+            # Row -1 is the last one, which is what precedes row 0 after a wrap.
+            differs = self.observations[row] != self.next_observations[row - 1]
+            self._breaks[row - 1] = differs.reshape(self.n_envs, -1).any(axis=1)
+        self._rows_written += 1
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """Draw transitions, uniformly and with replacement; `env` normalises them."""

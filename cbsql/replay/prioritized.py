@@ -143,6 +143,17 @@ class PrioritizedReplayBuffer(IndexedReplayBuffer):
         self._tree = SumTree(self.buffer_size * self.n_envs)
         self._max_priority = 1.0
 
+    def state_dict(self) -> dict[str, Any]:
+        """See `IndexedReplayBuffer.state_dict`; with the priorities."""
+        leaves = self._tree.get(np.arange(self._tree.capacity))
+        return {**super().state_dict(), "leaves": leaves, "max_priority": self._max_priority}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `IndexedReplayBuffer.load_state_dict`."""
+        super().load_state_dict(state)
+        self._tree.set(np.arange(self._tree.capacity), state["leaves"])
+        self._max_priority = state["max_priority"]
+
     def add(self, *args: Any, **kwargs: Any) -> None:
         """Store one transition of each environment, with the largest priority so far."""
         row, rows_before = self.pos, self.size()
