@@ -78,6 +78,7 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         self.buffer_size = _rows(buffer_size, n_envs)
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
+        self.frame_channels = frame_channels
 
         arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
         self.frames = arrays["frames"]  # (environments, ring, bytes of a frame)
@@ -115,6 +116,24 @@ class FrameReplayBuffer(IndexedReplayBuffer):
     def size(self) -> int:
         """Return the number of rows that can be sampled; each has a transition per environment."""
         return self._rows_stored
+
+    def state(self) -> dict[str, Any]:
+        """What a file of this buffer has beside its arrays."""
+        return {**super().state(), "rows_stored": self._rows_stored}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned, with the arrays in place."""
+        super().load_state(state)
+        rows = state["rows_stored"]
+        if rows not in range((self.buffer_size if self.full else self.pos) + 1):
+            raise ValueError(f"{rows} rows cannot be stored.")
+        stored = np.arange(self.pos - rows, self.pos)
+        oldest = self._newest[stored] - self._real[stored] + 1
+        if np.any(oldest < self._frames_written - self.frames.shape[1]) or np.any(
+            self._newest[stored] + 1 >= self._frames_written
+        ):
+            raise ValueError("The stacks that are stored need frames that are not.")
+        self._rows_stored = rows
 
     def add(
         self,

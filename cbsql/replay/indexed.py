@@ -112,6 +112,19 @@ class IndexedReplayBuffer(ReplayBuffer):
             raise ValueError("The buffer is empty: add transitions before sampling.")
         return self._get_samples(self._draw_indices(batch_size), env)
 
+    def state(self) -> dict[str, Any]:
+        """What a file of this buffer has beside its arrays."""
+        return {"rng": self.rng}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned, with the arrays in place.
+
+        :raises ValueError: if it does not fit the arrays; compiled code relies on them
+        """
+        if not isinstance(state["rng"], np.random.Generator):
+            raise ValueError(f"rng must be a generator, not {state['rng']}.")
+        self.rng = state["rng"]
+
     def _draw_indices(self, batch_size: int) -> NDArray[np.int64]:
         """Draw the indices of transitions, uniformly over all that can be sampled."""
         start = (self.pos - self.size()) % self.buffer_size * self.n_envs

@@ -143,6 +143,24 @@ class PrioritizedReplayBuffer(IndexedReplayBuffer):
         self._tree = SumTree(self.buffer_size * self.n_envs)
         self._max_priority = 1.0
 
+    def state(self) -> dict[str, Any]:
+        """What a file of this buffer has beside its arrays."""
+        leaves = self._tree.get(self._stored())
+        return {**super().state(), "leaves": leaves, "max_priority": self._max_priority}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned, with the arrays in place."""
+        super().load_state(state)
+        if not 0 < state["max_priority"] < np.inf or not np.all(state["leaves"] > 0):
+            raise ValueError("Priorities must be positive.")
+        self._tree.set(self._stored(), state["leaves"])
+        self._max_priority = state["max_priority"]
+
+    def _stored(self) -> NDArray[np.int64]:
+        """The indices of all transitions, oldest first."""
+        indices = np.arange((self.pos - self.size()) * self.n_envs, self.pos * self.n_envs)
+        return indices % (self.buffer_size * self.n_envs)
+
     def add(self, *args: Any, **kwargs: Any) -> None:
         """Store one transition of each environment, with the largest priority so far."""
         row, rows_before = self.pos, self.size()
