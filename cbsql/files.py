@@ -107,7 +107,12 @@ def blame(path: PathLike) -> Iterator[None]:
         # Refusals of this module are sentences. Others, of Torch for example, may be pages.
         lines = str(error).strip().splitlines() or [""]
         reason = lines[0] if type(error) is ValueError else f"{type(error).__name__}: {lines[0]}"
-        raise FileError(f"{_label(path)} cannot be loaded: {reason[:500]}") from error
+        raise FileError(f"{_label(path)} cannot be loaded: {printable(reason[:500])}") from error
+
+
+def printable(text: str) -> str:
+    """A text of a stranger without what a terminal would obey."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 def _label(path: PathLike) -> str:
@@ -198,7 +203,7 @@ def is_document(path: PathLike, suffix: str | None = None) -> bool:
                 return zipfile.is_zipfile(file) and _JSON in zipfile.ZipFile(file).namelist()
             finally:
                 file.seek(position)
-    except (OSError, zipfile.BadZipFile):
+    except Exception:  # a stranger's file can be broken in any way
         return False
 
 
@@ -239,8 +244,17 @@ def check_optimizer(given: Mapping[str, Any], optimizer: th.optim.Optimizer) -> 
     for index, moments in given["state"].items():
         shape = parameters[index].shape
         for name, moment in moments.items():
-            if isinstance(moment, th.Tensor) and moment.shape not in ((), shape):
+            if isinstance(moment, th.Tensor) and not _fits(moment.shape, shape):
                 raise ValueError(f"{name} of parameter {index} is {_describe(moment)}.")
+            if not isinstance(moment, th.Tensor | int | float | None):
+                raise ValueError(f"{name} of parameter {index} is {moment!r:.60}.")
+
+
+def _fits(moment: th.Size, parameter: th.Size) -> bool:
+    """Whether a state has a number for all of a parameter, or for each of its parts or axes."""
+    same_axes = len(moment) == len(parameter)
+    pairs = zip(moment, parameter, strict=False)
+    return not moment or (same_axes and all(size in (1, most) for size, most in pairs))
 
 
 def check_kind(name: str, value: Any, like: Any) -> None:
@@ -248,7 +262,7 @@ def check_kind(name: str, value: Any, like: Any) -> None:
     number = isinstance(like, int | float) and not isinstance(like, bool)
     kind = int | float if number else type(like)
     if like is not None and (not isinstance(value, kind) or (number and isinstance(value, bool))):
-        raise ValueError(f"{name} is of the type {type(value).__name__}, like {like!r} it is not.")
+        raise ValueError(f"{name} is {value!r:.60}, which is not of the kind of {like!r:.60}.")
 
 
 class Budget(TorchFunctionMode):
@@ -307,7 +321,10 @@ def _encode(value: Any, tensors: dict[str, th.Tensor], name: str) -> Any:
     if isinstance(value, th.Tensor) and value.dtype in _DTYPES:
         return {"$": "tensor", "name": _add(value.detach().cpu(), tensors, name)}
     if isinstance(value, np.ndarray) and value.dtype.kind in "biuf" and value.dtype.isnative:
-        return {"$": "array", "name": _add(th.from_numpy(value), tensors, name)}
+        view = (
+            value if value.flags.writeable and min(value.strides, default=0) >= 0 else value.copy()
+        )
+        return {"$": "array", "name": _add(th.from_numpy(view), tensors, name)}
     if isinstance(value, np.dtype) and value.kind in "biuf":
         return {"$": "dtype", "name": value.name}
     if isinstance(value, np.random.Generator) and isinstance(value.bit_generator, np.random.PCG64):
@@ -385,7 +402,7 @@ def _find_class(name: str, base: type, trust: bool) -> type:
     else:
         raise ValueError(
             f"it uses the class {name}, which is not of Torch, Stable-Baselines3 or cbsql; pass "
-            "trust=True if that module may be imported and run."
+            "trust=True if that may be imported, or what to use instead in custom_objects."
         )
     if not isinstance(found, type) or not issubclass(found, base):
         raise ValueError(f"{name} is not a class derived from {base.__name__}.")
