@@ -9,6 +9,7 @@ import sys
 import warnings
 import zipfile
 from collections import OrderedDict, deque
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -310,9 +311,9 @@ def test_golden_file_of_the_first_format():
     model.learn(20, reset_num_timesteps=False)
 
 
-GOLDEN_Q = []
-GOLDEN_BETA = []
-GOLDEN_NUMBERS = ()
+GOLDEN_Q = [[0.12156519, -0.24489582], [0.11428382, -0.24206544], [0.10700244, -0.23923507]]
+GOLDEN_BETA = [0.0, 3.0, 25.0]
+GOLDEN_NUMBERS = (120, 100, 8)
 
 
 # What files cannot hold
@@ -338,7 +339,7 @@ def test_policy_kwargs_that_files_cannot_hold_are_given_when_loading(tmp_path):
     model = SQL("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, **QUICK)
     with pytest.warns(UserWarning, match="policy_kwargs.activation_fn is a partial"):
         model.save(tmp_path / "model")
-    with pytest.raises(FileError, match='pass custom_objects={"policy_kwargs"'):
+    with pytest.raises(FileError, match="it has no policy_kwargs; pass custom_objects"):
         SQL.load(tmp_path / "model")
     loaded = SQL.load(tmp_path / "model", custom_objects={"policy_kwargs": kwargs})
     assert equal(loaded.get_parameters(), model.get_parameters())
@@ -388,8 +389,8 @@ def test_trust_loads_files_of_sb3(tmp_path):
 
 WAYS = {
     "model": lambda path: SQL.load(path),
-    "parameters": lambda path: tiny().set_parameters(path),
-    "replay": lambda path: tiny().load_replay_buffer(path),
+    "parameters": lambda path: tiny(CBSQL).set_parameters(path),
+    "replay": lambda path: tiny(CBSQL).load_replay_buffer(path),
     "policy": RainbowPolicy.load,
     "network": RainbowNetwork.load,
     "state": lambda path: files.load_state(path, ExactCounter()),
@@ -603,7 +604,7 @@ def hostile(valid, tmp_path_factory):
         for i, number in enumerate((0, 2, "1", None, 10**30)):
             forge(folder / f"{way}-version-{i}", {**document, "format": number}, tensors)
         forge(folder / f"{way}-kind", {**document, "kind": "other"}, tensors)
-        for i, name in enumerate(("../x", "/etc/x", "..", "a/../../x", "C:\\x", "", *MEMBERS)):
+        for i, name in enumerate(("../x", "/etc/x", "..", "a/../../x", "C:\\x", "x\n", *MEMBERS)):
             forge(folder / f"{way}-name-{i}", document, tensors, extra=[name])
         zeros = b"\0" * 2**29 if way == "model" else tensors
         forge(folder / f"{way}-bomb", document, zeros, compression=zipfile.ZIP_DEFLATED)
@@ -626,16 +627,20 @@ def hostile(valid, tmp_path_factory):
     return folder
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_hostile_files_are_refused_within_little_memory(hostile, valid):
     """In a process of its own, whose peak of memory is measured."""
     code = """
-        import resource, sys, warnings
+        import sys
         from pathlib import Path
         from test_files import WAYS, FileError
+        def peak():  # ru_maxrss would be that of the parent
+            status = Path("/proc/self/status").read_text()
+            return int(status.partition("VmHWM:")[2].split()[0])
         folder, valid = map(Path, sys.argv[1:])
         for way, load in WAYS.items():
             load(valid / f"{way}.zip")
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        before = peak()
         paths = sorted(folder.iterdir())
         for path in paths:
             try:
@@ -644,9 +649,9 @@ def test_hostile_files_are_refused_within_little_memory(hostile, valid):
                 assert path.name in str(error) and len(str(error).splitlines()) == 1, error
             else:
                 raise AssertionError(f"{path.name} was loaded")
-            grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+            grown = peak() - before
             assert grown < 200_000, (path.name, grown)
-        print(len(paths), grown)
+        print(len(paths), "refused, peak of memory", grown, "kB higher")
     """
     code = "\n".join(line[8:] for line in code.splitlines())
     run = subprocess.run(
@@ -656,6 +661,7 @@ def test_hostile_files_are_refused_within_little_memory(hostile, valid):
         text=True,
     )
     assert not run.returncode, run.stderr
+    print(run.stdout)
     assert int(run.stdout.split()[0]) == len(list(hostile.iterdir())) > 250
 
 
@@ -716,7 +722,7 @@ def test_mutated_files_are_refused_or_harmless(way, seed, valid, tmp_path):
     load = WAYS.get(way) or (lambda path: load_replay(path, None, th.device("cpu")).sample(9))
     original = (valid / f"{way}.zip").read_bytes()
     path = tmp_path / "file"
-    refused = 0
+    loaded = 0
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for i in range(150):
@@ -728,9 +734,9 @@ def test_mutated_files_are_refused_or_harmless(way, seed, valid, tmp_path):
             else:
                 length = 8 + int.from_bytes(tensors[:8], "little")
                 forge(path, document, mutate_bytes(rng, tensors[:length]) + tensors[length:])
-            try:
-                load(path)
-            except FileError as error:
-                refused += 1
-                assert str(error).startswith(str(path))
-    assert refused > 75
+            with suppress(FileError):
+                found = load(path)
+                loaded += 1
+                if way == "model" and i % 3 == 0:  # what no checksum covers does not matter
+                    assert equal(found.get_parameters(), SQL.load(valid / way).get_parameters())
+    assert loaded < 75
