@@ -217,8 +217,8 @@ def evaluate(
             raise ValueError(f"--video takes the name of an .mp4 file, not {video}.")
         if video:
             _make_folder(video.parent).rmdir()
-    model = spec.learner.load(run / "model.zip", buffer_size=1)
     with _input_errors():
+        model = spec.learner.load(run / "model.zip", buffer_size=1)
         scores = runner.evaluate(spec, model, episodes, seed, video)
     shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"
     if episodes > 1:

@@ -114,6 +114,8 @@ class Linear(Temperature):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from a number of training steps."""
+        if state["updates"] < 0:
+            raise ValueError(f"There cannot be {int(state['updates'])} training steps.")
         self._updates = int(state["updates"])
 
     def __repr__(self) -> str:

@@ -54,10 +54,12 @@ class ExactCounter:
         if state.keys() != {"keys", "counts", "layout"}:
             raise ValueError(f"This is not the state of an ExactCounter: it has {sorted(state)}.")
         keys, counts = state["keys"].numpy(), state["counts"].tolist()
-        if len(keys) != len(counts):
-            raise ValueError(f"The state has {len(keys)} keys but {len(counts)} counts.")
-        self._counts = {row.tobytes(): count for row, count in zip(keys, counts, strict=True)}
         kind, elements = state["layout"].tolist()
+        if len(keys) != len(counts) or keys.dtype != np.uint8:
+            raise ValueError(f"The state has {len(keys)} keys but {len(counts)} counts.")
+        if min(counts, default=1) < 1 or chr(kind) not in _KINDS:
+            raise ValueError("The counts of this state must be positive, and its layout known.")
+        self._counts = {row.tobytes(): count for row, count in zip(keys, counts, strict=True)}
         self._layout = (chr(kind), elements) if elements else None
 
     def _keys(self, x: Any) -> tuple[list[bytes], tuple[str, int]]:

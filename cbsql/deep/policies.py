@@ -4,20 +4,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch as th
 from gymnasium import spaces
+from stable_baselines3.common.policies import BaseModel
 from stable_baselines3.common.torch_layers import (
     BaseFeaturesExtractor,
     CombinedExtractor,
     create_mlp,
 )
 from stable_baselines3.common.type_aliases import PyTorchObs
+from stable_baselines3.common.utils import ConstantSchedule, get_device
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import nn
 
+from cbsql import files
 from cbsql.deep.networks import NoisyLinear, RainbowCNN
+
+Model = TypeVar("Model", bound="SafeFiles")
 
 
 @dataclass(frozen=True)
@@ -42,7 +47,46 @@ class Parts:
             raise ValueError(f"v_min ({self.v_min}) must be less than v_max ({self.v_max}).")
 
 
-class RainbowNetwork(QNetwork):
+class SafeFiles(BaseModel):
+    """Saves as JSON and tensors what SB3 would pickle, and loads no pickles unless told to."""
+
+    def _made_by(self) -> tuple[type[DQNPolicy], dict[str, Any]]:
+        """The policy that this is or is a part of, and its arguments."""
+        raise NotImplementedError
+
+    def save(self, path: files.PathLike) -> None:
+        """Write a file that is safe to load."""
+        document = files.Document("policy")
+        document["policy_class"], document["arguments"] = self._made_by()
+        document["state"] = self.state_dict()
+        document.write(path)
+
+    @classmethod
+    def load(
+        cls: type[Model],
+        path: files.PathLike,
+        device: th.device | str = "auto",
+        trust: bool = False,
+    ) -> Model:
+        """Build what :meth:`save` wrote.
+
+        :param trust: load files of SB3 too, and import the classes that a file names; either can
+            run any code
+        """
+        if trust and not files.is_document(path):
+            return super().load(path, device)  # type: ignore[arg-type]
+        document = files.read(path, "policy", trust=trust)
+        with files.blame(path), document.budget():
+            policy = document["policy_class"](**document["arguments"])
+            model = policy if isinstance(policy, cls) else policy.q_net
+            if not isinstance(model, cls):
+                raise ValueError(f"it has a {type(policy).__name__}, not a {cls.__name__}.")
+            files.check_tensors(document["state"], model.state_dict())
+            model.load_state_dict(document["state"])
+        return model.to(get_device(device))
+
+
+class RainbowNetwork(SafeFiles, QNetwork):
     """Q-values from dueling, noisy streams of categorical return distributions.
 
     The last layer of ``net_arch`` is the hidden layer of each stream; those before it are shared.
@@ -94,6 +138,7 @@ class RainbowNetwork(QNetwork):
         self.register_buffer(
             "atoms", th.linspace(parts.v_min, parts.v_max, parts.n_atoms), persistent=False
         )
+        self.maker: tuple[type[DQNPolicy], dict[str, Any]] | None = None
         self.generator = th.Generator().manual_seed(int(th.randint(2**63 - 1, ())))
         self.reset_noise()
 
@@ -150,11 +195,13 @@ class RainbowNetwork(QNetwork):
         with self.temporary_noise(0 if deterministic else len(features)):
             return self._expected(features).argmax(1)
 
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "parts": self.parts}
+    def _made_by(self) -> tuple[type[DQNPolicy], dict[str, Any]]:
+        if self.maker is None:
+            raise files.FileError("A network is saved by the policy that made it; this has none.")
+        return self.maker
 
 
-class RainbowPolicy(DQNPolicy):
+class RainbowPolicy(SafeFiles, DQNPolicy):
     """SB3's policy of DQN with Rainbow's networks.
 
     It takes all arguments of SB3's, and by name those of :class:`Parts`. ``predict`` explores by
@@ -173,7 +220,9 @@ class RainbowPolicy(DQNPolicy):
     def make_q_net(self) -> RainbowNetwork:
         """One network, with a features extractor and noise of its own."""
         arguments = self._update_features_extractor(self.net_args)
-        return RainbowNetwork(**arguments, parts=self.parts).to(self.device)
+        network = RainbowNetwork(**arguments, parts=self.parts).to(self.device)
+        network.maker = self._made_by()
+        return network
 
     def reset_noise(self) -> None:
         """Fresh noise in both networks, independent of each other."""
@@ -182,6 +231,10 @@ class RainbowPolicy(DQNPolicy):
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), **asdict(self.parts)}
+
+    def _made_by(self) -> tuple[type[DQNPolicy], dict[str, Any]]:
+        arguments = self._get_constructor_parameters()
+        return type(self), {**arguments, "lr_schedule": ConstantSchedule(0.0)}
 
 
 MlpPolicy = RainbowPolicy

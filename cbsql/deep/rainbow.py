@@ -108,7 +108,7 @@ class Rainbow(SQL):
 
     def _sample(self, batch_size: int) -> tuple[Batch, Batch]:
         if isinstance(self.replay_buffer, PrioritizedReplayBuffer):
-            done = 1 - self._current_progress_remaining
+            done = min(1 - self._current_progress_remaining, 1.0)  # the last rollout may go beyond
             start = self.importance_exponent
             self.replay_buffer.importance_exponent = start + done * (1 - start)
         return super()._sample(batch_size)

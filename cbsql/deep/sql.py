@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3 import DQN
-from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from cbsql.counts import default_counter, fit_counter
+from cbsql.deep.saving import SafeDQN
 from cbsql.operators import kl_cost, kl_from_uniform, mellowmax, soft_policy, soft_value
 from cbsql.replay import FrameReplayBuffer, IndexedReplayBuffer, stacked_frames
 from cbsql.temperature import Constant, CountBased, Counter, Temperature, from_config
@@ -32,7 +31,7 @@ class DivergenceError(RuntimeError):
         self.batch = batch
 
 
-class SQL(DQN):
+class SQL(SafeDQN):
     """Soft Q-learning: DQN whose backup is a mellowmax, with any inverse temperature.
 
     It takes all arguments of :class:`stable_baselines3.DQN` in their order, and by name:
@@ -44,8 +43,6 @@ class SQL(DQN):
     :param soft_n_step: with ``n_steps`` above 1, take what the soft policy costs at the states
         between from the return, each at its own inverse temperature (the paper's soft return)
     """
-
-    temperature: Temperature
 
     def __init__(
         self,
@@ -71,7 +68,6 @@ class SQL(DQN):
         self.double = double
         self.soft_n_step = soft_n_step
         self._last_update: tuple[Batch, float | th.Tensor] | None = None
-        self._saving = False
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
@@ -250,41 +246,6 @@ class SQL(DQN):
         if isinstance(self.temperature, CountBased):
             figures.update(_spread("count", beta.cpu().numpy() / self.temperature.kappa))
         return figures
-
-    def save(self, *args: Any, **kwargs: Any) -> None:
-        """As SB3 saves; the temperature's state is a file of tensors in the archive."""
-        self._saving = True
-        try:
-            super().save(*args, **kwargs)
-        finally:
-            self._saving = False
-
-    def get_parameters(self) -> dict[str, dict[str, Any]]:
-        """Those of networks and optimiser; while saving, the temperature's state too.
-
-        Code that uses SB3 takes it that parameters can be averaged, perturbed or replaced one by
-        one, which makes no sense for counts.
-        """
-        parameters = super().get_parameters()
-        if self._saving:
-            parameters["temperature"] = self.temperature.state_dict()
-        return parameters
-
-    def set_parameters(
-        self, load_path_or_dict: Any, exact_match: bool = True, device: th.device | str = "auto"
-    ) -> None:
-        """As SB3 does it; a temperature's state that comes along is loaded as well."""
-        parameters = load_path_or_dict
-        if not isinstance(parameters, dict):
-            _, parameters, _ = load_from_zip_file(parameters, load_data=False, device=device)
-        networks = {name: state for name, state in parameters.items() if name != "temperature"}
-        super().set_parameters(networks, exact_match, device)
-        if "temperature" in parameters:
-            self.temperature.load_state_dict(parameters["temperature"])
-
-    def _excluded_save_params(self) -> list[str]:
-        own = ["temperature", "_last_update", "_rng", "_saving"]
-        return [*super()._excluded_save_params(), *own]
 
 
 class CBSQL(SQL):

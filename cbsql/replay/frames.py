@@ -78,6 +78,7 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         self.buffer_size = _rows(buffer_size, n_envs)
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
+        self.frame_channels = frame_channels
 
         arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
         self.frames = arrays["frames"]  # (environments, ring, bytes of a frame)
@@ -134,8 +135,17 @@ class FrameReplayBuffer(IndexedReplayBuffer):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `IndexedReplayBuffer.load_state_dict`."""
         super().load_state_dict(state)
-        self._rows_stored = state["rows_stored"]
         self._frames_written[:] = state["frames_written"]
+        rows = state["rows_stored"]
+        if rows not in range((self.buffer_size if self.full else self.pos) + 1):
+            raise ValueError(f"{rows} rows cannot be stored.")
+        stored = np.arange(self.pos - rows, self.pos)
+        oldest = self._newest[stored] - self._real[stored] + 1
+        if np.any(oldest < self._frames_written - self.frames.shape[1]) or np.any(
+            self._newest[stored] + 1 >= self._frames_written
+        ):
+            raise ValueError("The stacks that are stored need frames that are not.")
+        self._rows_stored = rows
 
     def size(self) -> int:
         """Return the number of rows that can be sampled; each has a transition per environment."""

@@ -109,13 +109,18 @@ class IndexedReplayBuffer(ReplayBuffer):
 
     def state_dict(self) -> dict[str, Any]:
         """What else there is to know, besides `rings`, to go on with the same samples."""
-        place = {"pos": self.pos, "full": self.full, "rows_written": self._rows_written}
-        return {**place, "generator": self.rng.bit_generator.state}
+        return {"rows_written": self._rows_written, "generator": self.rng.bit_generator.state}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state; the arrays of `rings` have to be filled besides."""
-        self.pos, self.full = state["pos"], state["full"]
-        self._rows_written = state["rows_written"]
+        """Go on from a state, with the arrays of `rings` in place.
+
+        :raises ValueError: if it does not fit the arrays, on which compiled code relies
+        """
+        written = state["rows_written"]
+        if type(written) is not int or written < 0:
+            raise ValueError(f"{written!r} is no number of rows.")
+        self._rows_written = written
+        self.pos, self.full = written % self.buffer_size, written >= self.buffer_size
         self.rng.bit_generator.state = state["generator"]
 
     def add(

@@ -145,14 +145,21 @@ class PrioritizedReplayBuffer(IndexedReplayBuffer):
 
     def state_dict(self) -> dict[str, Any]:
         """See `IndexedReplayBuffer.state_dict`; with the priorities."""
-        leaves = self._tree.get(np.arange(self._tree.capacity))
+        leaves = self._tree.get(self._stored())
         return {**super().state_dict(), "leaves": leaves, "max_priority": self._max_priority}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """See `IndexedReplayBuffer.load_state_dict`."""
         super().load_state_dict(state)
-        self._tree.set(np.arange(self._tree.capacity), state["leaves"])
+        if not 0 < state["max_priority"] < np.inf or not np.all(state["leaves"] > 0):
+            raise ValueError("Priorities must be positive.")
+        self._tree.set(self._stored(), state["leaves"])
         self._max_priority = state["max_priority"]
+
+    def _stored(self) -> NDArray[np.int64]:
+        """The indices of all transitions, oldest first."""
+        indices = np.arange((self.pos - self.size()) * self.n_envs, self.pos * self.n_envs)
+        return indices % (self.buffer_size * self.n_envs)
 
     def add(self, *args: Any, **kwargs: Any) -> None:
         """Store one transition of each environment, with the largest priority so far."""

@@ -1,0 +1,190 @@
+"""Stable-Baselines3's DQN with files that are safe to load."""
+
+import warnings
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import torch as th
+from gymnasium import spaces
+from stable_baselines3 import DQN
+from stable_baselines3.common.save_util import load_from_zip_file
+from stable_baselines3.common.type_aliases import GymEnv
+from stable_baselines3.common.utils import check_for_correct_spaces, get_system_info
+from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
+
+from cbsql import files
+from cbsql.replay.stored import REPLAY_SUFFIX, load_replay, save_replay
+from cbsql.temperature import Temperature
+
+Self = TypeVar("Self", bound="SafeDQN")
+
+NEEDED = {"policy_class", "policy_kwargs", "observation_space", "action_space"}
+"""What a model cannot be built again without."""
+
+
+class SafeDQN(DQN):
+    """DQN whose methods that write and read files do so without pickles.
+
+    They take SB3's arguments. Those that read take ``trust`` besides: with it, they read files of
+    SB3 too, and import classes from wherever a file says. Either can run any code, so give it for
+    files of people you trust only.
+    """
+
+    temperature: Temperature
+
+    def save(
+        self,
+        path: files.PathLike,
+        exclude: Iterable[str] | None = None,
+        include: Iterable[str] | None = None,
+    ) -> None:
+        """As SB3 saves, but what files cannot hold is left out with a warning."""
+        left_out = {*(exclude or ()), *self._excluded_save_params()} - {*(include or ())}
+        document = files.Document("model")
+        for name, value in vars(self).items():
+            if name in left_out:
+                continue
+            try:
+                document[name] = value
+            except files.FileError as error:
+                instead = (
+                    "load() refuses the file" if name in NEEDED else "load() takes its default"
+                )
+                if name == "learning_rate":
+                    document[name] = now = self.lr_schedule(self._current_progress_remaining)
+                    instead = f"load() takes its present value, {now}"
+                advice = f'Unless given custom_objects={{"{name}": ...}}, {instead}.'
+                warnings.warn(f"{error} {advice}", stacklevel=2)
+        for name, state in self.get_parameters().items():
+            document[f"parameters/{name}"] = state
+        document["parameters/temperature"] = self.temperature.state_dict()
+        document["system"] = get_system_info(print_info=False)[1]
+        document.write(path, "zip")
+
+    @classmethod
+    def load(
+        cls: type[Self],
+        path: files.PathLike,
+        env: GymEnv | None = None,
+        device: th.device | str = "auto",
+        custom_objects: dict[str, Any] | None = None,
+        print_system_info: bool = False,
+        force_reset: bool = True,
+        trust: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """As SB3 loads: a new model, with ``custom_objects`` in the place of what the file has."""
+        if trust and not files.is_document(path, "zip"):
+            return super().load(
+                path, env, device, custom_objects, print_system_info, force_reset, **kwargs
+            )
+        document = files.read(path, "model", "zip", trust)
+        given = custom_objects or {}
+        with files.blame(path):
+            if print_system_info:
+                print("== CURRENT SYSTEM INFO ==")
+                get_system_info()
+                print("== SAVED MODEL SYSTEM INFO ==")
+                print(
+                    *(files.printable(line) for line in document["system"].splitlines()), sep="\n"
+                )
+            names = [name for name in document.content if name != "system" and "/" not in name]
+            data = {name: document[name] for name in names if name not in given}
+            cls._check_attributes(data)
+            data |= {name: given[name] for name in (*names, *NEEDED) if name in given}
+            for name in NEEDED - data.keys():
+                raise ValueError(f'it has no {name}; pass custom_objects={{"{name}": ...}}.')
+        if kwargs.get("policy_kwargs", data["policy_kwargs"]) != data["policy_kwargs"]:
+            raise ValueError(
+                f"The file has the policy_kwargs {data['policy_kwargs']}, not those specified: "
+                f"{kwargs['policy_kwargs']}."
+            )
+        if env is not None:
+            env = cls._wrap_env(env, data.get("verbose", 0))
+            check_for_correct_spaces(env, data["observation_space"], data["action_space"])
+            data["n_envs"] = env.num_envs
+            if force_reset:
+                data["_last_obs"] = None
+        model = cls(data["policy_class"], env, device=device, _init_setup_model=False)  # type: ignore[arg-type]
+        vars(model).update(data, **kwargs)
+        with files.blame(path), document.budget():
+            model._setup_model()
+        model._load_parameters(path, document, exact_match=True)
+        return model
+
+    @classmethod
+    def _check_attributes(cls, data: dict[str, Any]) -> None:
+        """Refuse attributes of a file that are no settings of the class, or of another kind."""
+        new = cls("MlpPolicy", None, _init_setup_model=False)  # type: ignore[arg-type]
+        for name, value in data.items():
+            hidden = getattr(cls, name, None)
+            if name in new._excluded_save_params() or callable(hidden) or type(hidden) is property:
+                raise ValueError(f"it sets {name}, which files do not.")
+            if name in ("observation_space", "action_space"):
+                files.check_kind(name, value, spaces.Space())
+            elif name != "train_freq" and not (name == "learning_rate" and callable(value)):
+                files.check_kind(name, value, vars(new).get(name))
+
+    def set_parameters(
+        self,
+        load_path_or_dict: Any,
+        exact_match: bool = True,
+        device: th.device | str = "auto",
+        trust: bool = False,
+    ) -> None:
+        """As SB3 does it; a temperature's state that comes along is loaded as well."""
+        parameters = load_path_or_dict
+        if not isinstance(parameters, dict):
+            if not trust or files.is_document(parameters, "zip"):
+                document = files.read(parameters, "model", "zip", trust)
+                return self._load_parameters(parameters, document, exact_match)
+            _, parameters, _ = load_from_zip_file(parameters, load_data=False, device=device)
+        networks = {name: state for name, state in parameters.items() if name != "temperature"}
+        super().set_parameters(networks, exact_match, device)
+        if "temperature" in parameters:
+            self.temperature.load_state_dict(parameters["temperature"])
+        return None
+
+    def _load_parameters(
+        self, path: files.PathLike, document: files.Document, exact_match: bool
+    ) -> None:
+        with files.blame(path):
+            names = [name for name in document.content if name.startswith("parameters/")]
+            parameters = {name.removeprefix("parameters/"): document[name] for name in names}
+            saved = parameters["policy.optimizer"]["param_groups"][0]["params"]
+            mine = len(self.policy.optimizer.param_groups[0]["params"])
+            if len(saved) == 2 * mine:  # as SB3 had it before its version 2.4
+                warnings.warn(
+                    "The optimiser's state of the target network is left out.", stacklevel=3
+                )
+                del saved[mine:]
+            if exact_match:
+                files.check_tensors(parameters["policy"], self.get_parameters()["policy"])
+            files.check_optimizer(parameters["policy.optimizer"], self.policy.optimizer)
+            self.set_parameters(parameters, exact_match)
+
+    def save_replay_buffer(self, path: files.PathLike) -> None:
+        """Write the replay buffer as far as it is filled."""
+        assert self.replay_buffer is not None, "The replay buffer is not defined"
+        save_replay(path, self.replay_buffer)
+
+    def load_replay_buffer(
+        self, path: files.PathLike, truncate_last_traj: bool = True, trust: bool = False
+    ) -> None:
+        """Put the replay buffer of a file in the place of the present one."""
+        if trust and not files.is_document(path, REPLAY_SUFFIX):
+            return super().load_replay_buffer(path, truncate_last_traj)
+        buffer = load_replay(path, self.env, self.device)
+        stored, mine = ((owner.observation_space, owner.action_space) for owner in (buffer, self))
+        if stored != mine:
+            raise files.FileError(f"{path} has transitions of {stored}, the model needs {mine}.")
+        self.replay_buffer = buffer
+        if isinstance(self.replay_buffer, HerReplayBuffer) and truncate_last_traj:
+            self.replay_buffer.truncate_last_trajectory()
+        return None
+
+    def _excluded_save_params(self) -> list[str]:
+        # What is made from other attributes is made again.
+        own = "temperature _last_update _rng"
+        made = "lr_schedule exploration_schedule batch_norm_stats batch_norm_stats_target"
+        return [*super()._excluded_save_params(), *own.split(), *made.split()]
