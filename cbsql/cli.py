@@ -28,6 +28,8 @@ app = typer.Typer(
 reproduce = typer.Typer(help="Reproduce the paper's experiments.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
 console = Console()
+REQUEUE = 75
+"""Exit code of a run that was told to stop: EX_TEMPFAIL, by which schedulers know to try again."""
 
 
 def main() -> None:
@@ -120,8 +122,16 @@ def train(
         typer.Option("--set", help="An argument of the algorithm, e.g. learning_rate=1e-4."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results.")] = None,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(help="Time from one checkpoint to the next.")
+    ] = 600.0,
 ) -> None:
-    """Train on one game with the paper's settings, or sensible ones where the paper has none."""
+    """Train on one game with the paper's settings, or sensible ones where the paper has none.
+
+    A run that was interrupted goes on when the same command is given again.
+    """
+    from cbsql.checkpoint import CheckpointError
+    from cbsql.deep.sql import DivergenceError
     from cbsql.envs.atari import FRAME_SKIP
     from cbsql.experiments import runner
     from cbsql.experiments.spec import RunSpec, preset
@@ -148,6 +158,9 @@ def train(
     folder = Path("runs") / name if out is None else out
     with _input_errors():
         _make_folder(folder).rmdir()
+        if runner.status(spec, folder) == "finished":
+            console.print(f"The run in [bold]{folder}[/bold] is finished; nothing to do.")
+            return
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -158,23 +171,24 @@ def train(
     ) as progress:
         task = progress.add_task(f"{game}, {algorithm}, steps", total=steps, shown="")
         start = time.perf_counter()
+        first: list[int] = []
 
         def report(done: int, figures: dict[str, float]) -> None:
-            figures = {"steps/s": done / (time.perf_counter() - start), **figures}
+            first[:] = first or [done]
+            speed = (done - first[0]) / (time.perf_counter() - start)
+            figures = {"steps/s": speed, **figures}
             shown = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
             progress.update(task, completed=done, shown=shown)
 
         command = shlex.join(["cbsql", *sys.argv[1:]])
         try:
-            runner.train(spec, folder, command, report)
-        except KeyboardInterrupt:
-            file = folder / "model.zip"
-            console.print(
-                f"Stopped. What was learnt is in [bold]{file}[/bold]; to go on in Python: "
-                f'{spec.learner.__name__}.load("{file}", env=env).learn(steps, '
-                "reset_num_timesteps=False)."
-            )
-            raise typer.Exit(130) from None
+            with _input_errors():
+                runner.train(spec, folder, command, report, checkpoint_seconds)
+        except runner.StoppedError as stop:
+            console.print(f"{stop}: saved in [bold]{folder}[/bold]. The same command goes on.")
+            raise typer.Exit(REQUEUE) from None
+        except (CheckpointError, DivergenceError) as error:
+            _refuse(str(error), code=1)
     console.print(f"Trained. Test it with [bold]cbsql evaluate {folder}[/bold].")
 
 
@@ -276,8 +290,8 @@ def _make_folder(folder: Path) -> Path:
         ) from None
 
 
-def _refuse(message: str) -> NoReturn:
+def _refuse(message: str, code: int = 2) -> NoReturn:
     Console(stderr=True).print(
         f"cbsql: {message}", style="red", soft_wrap=True, highlight=False, markup=False
     )
-    raise typer.Exit(2)
+    raise typer.Exit(code)

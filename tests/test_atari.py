@@ -1,6 +1,7 @@
 """The Atari environment against Gymnasium's wrappers and against a bare emulator."""
 
 import dataclasses
+import json
 
 import ale_py
 import gymnasium as gym
@@ -281,3 +282,30 @@ def test_minatar_is_registered(name, caplog):
 def test_smoke_minatar_with_mlp_policy():
     model = DQN("MlpPolicy", "MinAtar/Breakout-v1", learning_starts=20, buffer_size=100)
     model.learn(60)
+
+
+@pytest.mark.parametrize("protocol", ["nature", "machado"])
+def test_games_can_be_played_again_up_to_a_moment(protocol, monkeypatch):
+    monkeypatch.setattr(atari, "RESEED_STEPS", 250)
+    env = make_atari_vec_env("breakout", protocol, n_envs=3, seed=5)
+    env.reset()
+    rng = np.random.default_rng(2)
+    for action in rng.integers(env.action_space.n, size=(700, 3)):
+        env.step(action)
+    moments = json.loads(json.dumps(env.episodes()))
+    assert len({len(moment["actions"]) for moment in moments}) == 3
+    copy = make_atari_vec_env("breakout", protocol, n_envs=3, seed=99)
+    np.testing.assert_array_equal(copy.replay_episodes(moments), env._obs)
+    games = 0
+    actions = rng.integers(env.action_space.n, size=(500, 3))
+    for action in actions:
+        theirs, ours = env.step(action), copy.step(action)
+        games += sum("game" in info for info in theirs[3])
+        for a, b in zip(ours[:3], theirs[:3], strict=True):
+            np.testing.assert_array_equal(a, b)
+        for a, b in zip(ours[3], theirs[3], strict=True):
+            assert a.get("life") == b.get("life")
+            assert a.get("game") == b.get("game")
+    assert games >= 3
+    env.close()
+    copy.close()

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cbsql import SQL
-
 CBSQL = Path(sys.executable).parent / "cbsql"
 SMALL = ("reproduce", "chain", "--runs", "300", "--episodes", "30")
 
@@ -103,22 +101,3 @@ def test_train_then_evaluate(tmp_path):
     done = cbsql("evaluate", "run", "--video", "film.gif", cwd=tmp_path)
     assert done.returncode == 2
     assert "takes the name of an .mp4 file, not film.gif" in " ".join(done.stderr.split())
-
-
-def test_ctrl_c_saves_what_was_learnt_and_says_how_to_go_on(tmp_path):
-    process = subprocess.Popen(
-        [CBSQL, "train", "CartPole-v1", "--frames", "10M", "--out", "run"],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    while not (tmp_path / "run" / "episodes.csv").exists():
-        assert process.poll() is None
-        time.sleep(0.05)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert 'SQL.load("run/model.zip", env=env)' in " ".join(said.split())
-    assert not json.loads((tmp_path / "run" / "run.json").read_text())["finished"]
-    assert SQL.load(tmp_path / "run" / "model.zip").num_timesteps > 0

@@ -15,6 +15,7 @@ from stable_baselines3.common.monitor import Monitor
 from cbsql import TabularSQL
 from cbsql.operators import mellowmax
 from cbsql.tabular import rule, soft_value_iteration
+from cbsql.tabular.vector_math import expm1, log1p
 from cbsql.temperature import Constant, CountBased, Greedy, Linear
 
 FROZEN_LAKE = {"id": "FrozenLake-v1", "is_slippery": False}
@@ -23,12 +24,29 @@ TEMPERATURES = [Greedy, lambda: Constant(100), lambda: Linear(0.01), CountBased]
 
 @given(
     values=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=18),
-    beta=st.just(0.0) | st.floats(1e-300, 1e12) | st.just(math.inf),
+    betas=st.lists(
+        st.just(0.0) | st.floats(1e-300, 1e12) | st.just(math.inf), min_size=1, max_size=9
+    ),
 )
-def test_compiled_mellowmax_is_the_operator(values, beta):
-    ours = rule.mellowmax(np.array([values]), 0, beta)
-    reference = float(mellowmax(torch.tensor(values, dtype=torch.float64), beta))
-    assert ours == pytest.approx(reference, abs=1e-14 * max(map(abs, values)))
+def test_compiled_mellowmax_is_the_operator(values, betas):
+    """In each lane, whatever the temperatures of the others and with the values at any state."""
+    q = np.zeros((len(betas), len(values), len(betas)))  # lane i is in state i
+    for lane in range(len(betas)):
+        q[lane, :, lane] = np.roll(values, lane)
+    ours = rule.mellowmax(q, np.arange(len(betas)), np.array(betas))
+    reference = [float(mellowmax(torch.tensor(values, dtype=torch.float64), b)) for b in betas]
+    assert ours.tolist() == pytest.approx(reference, abs=1e-14 * max(map(abs, values)))
+
+
+@pytest.mark.parametrize(
+    ("ours", "reference", "low", "high"),
+    [(expm1, math.expm1, -700, 700), (log1p, math.log1p, -1 + 1e-9, 1e9)],
+)
+def test_vectorised_functions_are_those_of_the_c_library(ours, reference, low, high):
+    rng = np.random.default_rng(0)
+    small = 10 ** rng.uniform(-300, -0.01, 2000)
+    for x in [0.0, *rng.uniform(low, high, 2000), *rng.uniform(-0.9, 0.9, 2000), *small, *-small]:
+        assert ours(x) == pytest.approx(reference(x), rel=1e-15, abs=0)
 
 
 @pytest.mark.parametrize("make", TEMPERATURES)

@@ -1,5 +1,6 @@
 """Soft Q-learning and count-based soft Q-learning, as Stable-Baselines3 algorithms."""
 
+import math
 import warnings
 from typing import Any
 
@@ -17,6 +18,17 @@ from cbsql.temperature import Constant, CountBased, Counter, Temperature, from_c
 
 Batch = ReplayBufferSamples | DictReplayBufferSamples
 LOSSES = {"mse": F.mse_loss, "huber": F.smooth_l1_loss}
+
+
+class DivergenceError(RuntimeError):
+    """A loss or a weight is not a number any more; ``batch`` is what was learnt from then."""
+
+    def __init__(self, what: str, update: int, batch: Any) -> None:
+        super().__init__(
+            f"{what} of update {update} is not a finite number. A smaller learning_rate or rewards "
+            "of a smaller scale may help."
+        )
+        self.batch = batch
 
 
 class SQL(SafeDQN):
@@ -120,6 +132,8 @@ class SQL(SafeDQN):
 
             loss = self._loss(batch, target)
             losses.append(loss.item())
+            if not math.isfinite(losses[-1]):
+                raise DivergenceError("The loss", self._n_updates + len(losses), batch)
             self.policy.optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
             th.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)

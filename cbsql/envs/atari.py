@@ -21,6 +21,9 @@ gym.register_envs(ale_py)
 FRAME_SKIP = 4  # emulator frames per agent step
 FRAME_STACK = 4
 MAX_GAME_FRAMES = 108_000  # half an hour of play
+# Agent steps after which the next game gets a new seed: it takes as long as hundreds of steps, and
+# whoever comes back to a moment plays again all that happened since.
+RESEED_STEPS = 10_000
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,8 @@ class AtariVecEnv(VecEnv):
     observation of an episode is `info["terminal_observation"]`.
 
     `step_async` returns at once and the games are played in the background until `step_wait`.
+
+    Seed and actions are all that a game depends on, so it can be played again: see `episodes`.
     """
 
     render_mode = "rgb_array"
@@ -141,14 +146,23 @@ class AtariVecEnv(VecEnv):
         self._n_actions = len(self._games.ale.get_action_set())
         self._waiting = False
         self._start_time = time.perf_counter()
+        # The latest seed of each environment, where the next comes from, and what was done since.
+        self._latest_seeds = np.zeros(n_envs, np.int64)
+        self._rngs = [np.random.default_rng() for _ in range(n_envs)]
+        self._actions: list[list[int]] = []
 
     def reset(self) -> NDArray[np.uint8]:
         """Start new games; with the seeds of `seed()` if it was called since the last reset."""
         if self._waiting:
             self.step_wait()
-        # The emulator takes 31 bits; SB3 draws 32.
-        seeds = [seed % 2**31 for seed in self._seeds if seed is not None]
-        self._obs, info = self._games.reset(seed=np.array(seeds) if seeds else None)
+        for i, seed in enumerate(self._seeds):
+            if seed is not None:
+                self._rngs[i] = np.random.default_rng(seed)
+                self._latest_seeds[i] = seed % 2**31  # the emulator takes 31 bits; SB3 draws 32
+            else:
+                self._latest_seeds[i] = self._rngs[i].integers(2**31)
+        self._actions = [[] for _ in range(self.num_envs)]
+        self._obs, info = self._games.reset(seed=self._latest_seeds)
         self._reset_seeds()
         self._reset_options()
         self._lives = info["lives"]
@@ -163,6 +177,8 @@ class AtariVecEnv(VecEnv):
         # An invalid action would stop one of ale-py's threads, and `step_wait` would never return.
         if actions.min() < 0 or actions.max() >= self._n_actions:
             raise ValueError(f"Actions must be in {self.action_space}, got {actions}.")
+        for done_before, action in zip(self._actions, actions.tolist(), strict=True):
+            done_before.append(action)
         self._games.send(actions)
         self._waiting = True
 
@@ -170,8 +186,11 @@ class AtariVecEnv(VecEnv):
         """Wait for the step to end; games that are over have started again."""
         obs, raw_rewards, terminated, truncated, native = self._games.recv()
         self._waiting = False
-        self._obs = obs
         game_over = terminated | truncated
+        due = game_over & [len(actions) >= RESEED_STEPS for actions in self._actions]
+        if due.any():
+            obs, native = self._reseed(due, native)
+        self._obs = obs
         # Some games stay at zero lives for a while before they are over; that is no lost life.
         life_lost = (native["lives"] > 0) & (native["lives"] < self._lives)
         self._lives = native["lives"]
@@ -201,6 +220,53 @@ class AtariVecEnv(VecEnv):
             if dones[i]:
                 info["terminal_observation"] = native["final_obs"][i] if game_over[i] else obs[i]
         return obs, np.clip(raw_rewards, -1, 1).astype(np.float32), dones, infos
+
+    def _reseed(
+        self, due: NDArray[np.bool_], native: dict[str, Any]
+    ) -> tuple[NDArray[np.uint8], dict[str, Any]]:
+        """Start the games that ale-py has just started once more, with new seeds."""
+        for i in np.flatnonzero(due):
+            self._latest_seeds[i] = self._rngs[i].integers(2**31)
+            self._actions[i] = []
+        final_obs = native["final_obs"].copy()  # ale-py's own memory
+        obs, first = self._games.reset(seed=self._latest_seeds[due], options={"reset_mask": due})
+        return obs, {**native, "final_obs": final_obs, "lives": first["lives"]}
+
+    def episodes(self) -> list[dict[str, Any]]:
+        """What it takes to come back to this moment of each environment, ready for JSON."""
+        return [
+            {
+                "generator": self._rngs[i].bit_generator.state,
+                "seed": int(self._latest_seeds[i]),
+                "actions": self._actions[i],
+            }
+            for i in range(self.num_envs)
+        ]
+
+    def replay_episodes(self, moments: list[dict[str, Any]]) -> NDArray[np.uint8]:
+        """Play games again up to where they were, all at once; returns the observations there."""
+        self.reset()
+        lengths = np.array([len(moment["actions"]) for moment in moments])
+        longest = int(lengths.max())
+        # Who has less to play starts later; until then its environment idles.
+        padded = [[0] * (longest - len(m["actions"])) + m["actions"] for m in moments]
+        for steps_left in range(longest, -1, -1):
+            starting = lengths == steps_left
+            if starting.any():
+                for i in np.flatnonzero(starting):
+                    self._latest_seeds[i] = moments[i]["seed"]
+                    self._actions[i] = []
+                    self._life_score[i] = self._game_score[i] = 0
+                    self._life_steps[i] = self._game_steps[i] = 0
+                self._obs, info = self._games.reset(
+                    seed=self._latest_seeds[starting], options={"reset_mask": starting}
+                )
+                self._lives = np.where(starting, info["lives"], self._lives)
+            if steps_left:
+                self.step(np.array([actions[-steps_left] for actions in padded]))
+        for rng, moment in zip(self._rngs, moments, strict=True):
+            rng.bit_generator.state = moment["generator"]
+        return self._obs  # type: ignore[no-any-return]
 
     def get_images(self) -> list[NDArray[np.uint8]]:
         """Return the newest frame of each game, as the agent sees it but with three channels."""

@@ -34,4 +34,11 @@ def make_minatar(**kwargs: Any) -> gym.Env[Any, Any]:
         from minatar.gym import BaseEnv
     finally:
         logging.disable(logging.NOTSET)
-    return BaseEnv(**kwargs)  # type: ignore[no-any-return]
+
+    class MinAtar(BaseEnv):  # type: ignore[misc]
+        def reset(self, **kwargs: Any) -> Any:
+            # A sticky first action would otherwise repeat the last one of the episode before.
+            self.game.last_action = 0
+            return super().reset(**kwargs)
+
+    return MinAtar(**kwargs)

@@ -26,7 +26,11 @@ RUN_COLUMNS = (
     *("game", "algorithm", "seed", "last_100_games"),
     *("steps", "updates", "seconds", "commit", "command"),
 )
-_COLOURS = ("#555555", "#d95f0e", "#fdae6b", "#2b6cb0", "#41ab5d", "#807dba", "#dd1c77")
+_COLOURS = {
+    **{"dqn": "#555555", "sql 100": "#4292c6", "sql 1000": "#084594", "cbsql": "#d7301f"},
+    **{"rainbow": "#555555", "rainbow-sql 100": "#4292c6", "rainbow-sql 1000": "#084594"},
+    **{"rainbow-cbsql": "#d7301f", "munchausen": "#41ab5d"},
+}
 
 
 @dataclass(frozen=True)
@@ -97,10 +101,15 @@ def write_curves(runs: Iterable[Run], out: Path) -> None:
     places = {json.dumps({k: r.record[k] for k in ("machine", "versions")}) for r in runs}
     text = json.dumps([json.loads(place) for place in sorted(places)], indent=2)
     (out / "machines.json").write_text(text + "\n")
-    _figure(runs).savefig(out / "curves.png", dpi=130)
+    _figure(runs, 1, "score of a game").savefig(out / "curves.png", dpi=130)
+    counting = [run for run in runs if np.isfinite(run.curve()[:, 4]).any()]
+    if counting:
+        _figure(counting, 3, "mean beta(s')").savefig(out / "beta.png", dpi=130)
+        _figure(counting, 4, "mean count of s'").savefig(out / "count.png", dpi=130)
 
 
-def _figure(runs: list[Run]) -> Figure:
+def _figure(runs: list[Run], column: int, label: str) -> Figure:
+    """One column of the curves over steps, with axes for each game."""
     games: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
     for run in runs:
         games[run.record["spec"]["game"]][run.name].append(run)
@@ -113,8 +122,8 @@ def _figure(runs: list[Run]) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         for name in names:
             if name in by_name:
-                _draw(axes, by_name[name], name, _COLOURS[names.index(name) % len(_COLOURS)])
-        axes.set(title=game, xlabel="agent steps", ylabel="score of a game")
+                _draw(axes, by_name[name], column, name)
+        axes.set(title=game, xlabel="thousands of agent steps", ylabel=label)
         if position == 1:
             axes.legend(frameon=False, fontsize=8)
     return figure
@@ -124,15 +133,16 @@ def _order(name: str) -> tuple[int, str]:
     return ("sql" in name) + 2 * ("cbsql" in name), name
 
 
-def _draw(axes: Axes, runs: list[Run], name: str, colour: str) -> None:
+def _draw(axes: Axes, runs: list[Run], column: int, name: str) -> None:
     """The mean over seeds; the band goes from the lowest to the highest of them."""
+    colour = _COLOURS.get(name, "#807dba")
     curves = np.array([run.curve() for run in runs])  # (seeds, bins, 5)
-    steps, scores = curves[0, :, 0], curves[:, :, 1]
-    seen = np.isfinite(scores).all(axis=0)
+    steps, values = curves[0, :, 0] / 1000, curves[:, :, column]
+    seen = np.isfinite(values).all(axis=0)
     wide = 2.2 if "cbsql" in name else 1.2
     label = f"{name} ({len(runs)})"
-    axes.plot(steps[seen], scores[:, seen].mean(axis=0), color=colour, linewidth=wide, label=label)
-    low, high = scores[:, seen].min(axis=0), scores[:, seen].max(axis=0)
+    axes.plot(steps[seen], values[:, seen].mean(axis=0), color=colour, linewidth=wide, label=label)
+    low, high = values[:, seen].min(axis=0), values[:, seen].max(axis=0)
     axes.fill_between(steps[seen], low, high, color=colour, alpha=0.15, linewidth=0)
 
 

@@ -3,27 +3,38 @@
 import csv
 import ctypes
 import json
+import os
+import shutil
+import signal
+import threading
 import time
+import warnings
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save as save_arrays
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
-from stable_baselines3.common.logger import configure
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.logger import CSVOutputFormat, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
-from cbsql.deep import SQL
+from cbsql.checkpoint import Checkpoints, Ring, only_process, pack, write_file
+from cbsql.deep import SQL, Rainbow
+from cbsql.deep.sql import DivergenceError
+from cbsql.deep.state import restore_training, training_state
 from cbsql.envs import make_atari_vec_env
 from cbsql.envs.atari import FRAME_SKIP
+from cbsql.envs.episodes import ReplayableEpisodes, episodes, replay_episodes
 from cbsql.experiments.provenance import provenance
 from cbsql.experiments.spec import RunSpec, preset
 from cbsql.experiments.video import film
+from cbsql.replay import IndexedReplayBuffer, stacked_frames
 
 COLUMNS = ("kind", "steps", "frames", "updates", "seconds", "score", "length_steps")
 """Of episodes.csv; kind is "game" or "life", length is in agent steps."""
@@ -35,13 +46,17 @@ Report = Callable[[int, dict[str, float]], None]
 """Told the agent steps so far and what there is to see."""
 
 
+class StoppedError(Exception):
+    """A run was told to stop; its checkpoint is on disk."""
+
+
 def make_env(spec: RunSpec, seed: int | None = None, pictures: bool = False) -> VecEnv:
     """The environment of a run; with ``pictures``, one that can show itself."""
     seed = spec.seed if seed is None else seed
     if spec.is_atari:
         return make_atari_vec_env(spec.game, spec.protocol, seed=seed)  # type: ignore[arg-type]
     shown = {"render_mode": "rgb_array"} if pictures else None
-    return make_vec_env(spec.game, seed=seed, env_kwargs=shown)
+    return make_vec_env(spec.game, seed=seed, env_kwargs=shown, wrapper_class=ReplayableEpisodes)
 
 
 def make_model(spec: RunSpec, env: VecEnv) -> SQL:
@@ -51,43 +66,181 @@ def make_model(spec: RunSpec, env: VecEnv) -> SQL:
     settings = {"exploration_fraction": base.exploration_steps / steps, **base.settings}
     if spec.algorithm != "munchausen":  # it has a temperature of its own
         settings["temperature"] = spec.temperature()
-    return spec.learner(base.policy, env, seed=spec.seed, **{**settings, **spec.settings})
+    settings.update(spec.settings)
+    own_choice = spec.learner is Rainbow or stacked_frames(env)
+    if not own_choice and not isinstance(env.observation_space, gym.spaces.Dict):
+        settings.setdefault("replay_buffer_class", IndexedReplayBuffer)  # it can be checkpointed
+        steps_of_return = {key: settings[key] for key in ("n_steps", "gamma") if key in settings}
+        settings.setdefault("replay_buffer_kwargs", steps_of_return)
+    return spec.learner(base.policy, env, seed=spec.seed, **settings)
 
 
-def train(spec: RunSpec, folder: Path, command: str = "", report: Report | None = None) -> SQL:
+def status(spec: RunSpec, folder: Path) -> str:
+    """What a folder holds: "new", or an "unfinished" or "finished" run of ``spec``.
+
+    :raises ValueError: if it is the run of something else
+    """
+    path = folder / "run.json"
+    if not path.is_file():
+        return "new"
+    record = json.loads(path.read_text())
+    ours = json.loads(json.dumps(spec.describe()))
+    different = [name for name in ours if ours[name] != record["spec"].get(name)]
+    if different:
+        name = different[0]
+        raise ValueError(
+            f"{folder} holds another run, with {name} {record['spec'].get(name)!r} and not "
+            f"{ours[name]!r}: choose another --out."
+        )
+    return "finished" if record["finished"] else "unfinished"
+
+
+def train(
+    spec: RunSpec,
+    folder: Path,
+    command: str = "",
+    report: Report | None = None,
+    checkpoint_seconds: float = 600.0,
+) -> SQL:
     """Train ``spec`` and leave everything about it in ``folder``.
 
     ``episodes.csv`` has every score, ``progress.csv`` and the TensorBoard files the logs,
     ``model.zip`` the learner, ``run.json`` what was run, where and for how long.
+
+    An unfinished run of the same ``spec`` in ``folder`` goes on from its last checkpoint, and ends
+    with the same weights and scores as if it had not been interrupted.
     """
     keep_memory()
-    with closing(make_env(spec)) as env:
-        return _train(spec, folder, command, report, env)
-
-
-def _train(spec: RunSpec, folder: Path, command: str, report: Report | None, env: VecEnv) -> SQL:
-    model = make_model(spec, env)
-    model.set_logger(configure(str(folder), ["csv", "tensorboard"]))
-    steps = spec.steps or preset(spec).steps
-    finished = False
-    start = time.perf_counter()
-    try:
-        callback = RunLog(folder / "episodes.csv", steps, spec.is_atari, report)
-        model.learn(steps, callback=callback, log_interval=None)  # type: ignore[arg-type]
-        finished = True
-    finally:
+    with only_process(folder), closing(make_env(spec)) as env:
+        model = make_model(spec, env)
+        checkpoints = Checkpoints(folder / "checkpoints")
+        steps = spec.steps or preset(spec).steps
+        log = RunLog(folder, steps, spec.is_atari, report)
+        state = _restore(model, env, log, checkpoints)
+        record = {"command": command, "spec": spec.describe(), "finished": False, **provenance()}
+        write_json(folder / "run.json", record)
+        try:
+            with stop_signals() as told_to_stop:
+                saver = Saver(checkpoints, log, checkpoint_seconds, told_to_stop)
+                model.learn(
+                    steps - model.num_timesteps,
+                    callback=[log, saver],
+                    log_interval=None,  # type: ignore[arg-type]
+                    reset_num_timesteps=state is None,
+                )
+        except DivergenceError as error:
+            write_file(folder / "diverged.safetensors", save_arrays(pack(error.batch._asdict())[1]))
+            raise
+        finally:
+            log.close()
         model.save(folder / "model.zip")
-        record = {
-            "command": command,
-            "spec": spec.describe(),
-            "finished": finished,
-            "steps": model.num_timesteps,
-            "updates": model._n_updates,
-            "seconds": round(time.perf_counter() - start, 1),
-            **provenance(),
-        }
-        (folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+        figures = {"steps": model.num_timesteps, "updates": model._n_updates}
+        record.update(finished=True, **figures, seconds=round(log.seconds(), 1))
+        write_json(folder / "run.json", record)
+    shutil.rmtree(checkpoints.folder, ignore_errors=True)
     return model
+
+
+def _restore(model: SQL, env: VecEnv, log: "RunLog", checkpoints: Checkpoints) -> Any:
+    """Put a run where its last checkpoint was, if there is one."""
+    found = checkpoints.load(_rings(model)) if checkpoints.folder.is_dir() else None
+    if found is None:
+        log.open(None)
+        return None
+    state, damages = found
+    for damage in damages:
+        warnings.warn(f"{damage} Going on from an earlier checkpoint.", stacklevel=2)
+    restore_training(model, state["model"])
+    log.open(state["log"])
+    observations: Any = np.stack(replay_episodes(env, state["episodes"]))
+    if isinstance(model.env, VecTransposeImage):
+        observations = model.env.transpose_observations(observations)
+    if not np.array_equal(observations, state["model"]["attributes"]["_last_obs"]):
+        warnings.warn(
+            "The environment is not determined by its seed and actions: the run goes on with a new "
+            "episode, and will not be exactly the one that was interrupted.",
+            stacklevel=2,
+        )
+        model._last_obs = model.env.reset()  # type: ignore[union-attr,assignment]
+        model._last_episode_starts = np.ones(env.num_envs, bool)
+    return state
+
+
+def _rings(model: SQL) -> dict[str, Ring]:
+    if not isinstance(model.replay_buffer, IndexedReplayBuffer):
+        return {}
+    return {name: Ring(*ring) for name, ring in model.replay_buffer.rings().items()}
+
+
+class Saver(BaseCallback):
+    """Writes checkpoints between a training step and the next action."""
+
+    def __init__(
+        self, checkpoints: Checkpoints, log: "RunLog", seconds: float, told_to_stop: list[str]
+    ) -> None:
+        super().__init__()
+        self._checkpoints = checkpoints
+        self._log = log
+        self._interval = seconds
+        self._told_to_stop = told_to_stop
+        self._next = time.perf_counter() + seconds
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if not self._told_to_stop and time.perf_counter() < self._next:
+            return
+        model = self.model
+        assert isinstance(model, SQL)
+        if isinstance(model.replay_buffer, IndexedReplayBuffer) and model.num_timesteps:
+            self._save(model)
+        self._next = time.perf_counter() + self._interval
+        if self._told_to_stop:
+            model.save(self._checkpoints.folder.parent / "model.zip")
+            raise StoppedError(self._told_to_stop[0])
+
+    def _save(self, model: SQL) -> None:
+        for parameter in model.policy.parameters():
+            if not parameter.isfinite().all():
+                batch = model._last_update[0] if model._last_update else None
+                raise DivergenceError("A weight", model._n_updates, batch)
+        state = {
+            "model": training_state(model),
+            "episodes": episodes(self.training_env),
+            "log": self._log.state(),
+        }
+        self._checkpoints.save(f"{model.num_timesteps:012d}", state, _rings(model))
+
+
+@contextmanager
+def stop_signals() -> Iterator[list[str]]:
+    """Within, the first Ctrl-C or SIGTERM only puts its name into a list."""
+    told: list[str] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def note(number: int, _: Any) -> None:
+        told.append(signal.Signals(number).name)
+        restore()
+
+    if threading.current_thread() is threading.main_thread():  # no other may
+        for number in before:
+            signal.signal(number, note)
+        try:
+            yield told
+        finally:
+            restore()
+    else:
+        yield told
+
+
+def write_json(path: Path, record: dict[str, Any]) -> None:
+    """Write a file of JSON in one go."""
+    write_file(path, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def keep_memory() -> None:
@@ -108,19 +261,55 @@ def keep_memory() -> None:
 class RunLog(BaseCallback):
     """Writes every score, and the logs at even distances in steps instead of in episodes."""
 
-    def __init__(self, path: Path, steps: int, is_atari: bool, report: Report | None) -> None:
+    def __init__(self, folder: Path, steps: int, is_atari: bool, report: Report | None) -> None:
         super().__init__()
-        self._path = path
+        self._folder = folder
         self._interval = max(steps // LOGS, 1)
         self._frames_per_step = FRAME_SKIP if is_atari else 1
         self._report = report
         self._recent: deque[float] = deque(maxlen=20)
+        self._seconds_before = 0.0
+
+    def open(self, state: dict[str, Any] | None) -> None:
+        """Start the files, or cut them off where a checkpoint was and go on from there."""
+        path = self._folder / "episodes.csv"
+        if state is None:
+            self._file = path.open("w", newline="")
+            self._file.write(",".join(COLUMNS) + "\n")
+        else:
+            self._recent.extend(state["recent"])
+            self._seconds_before = state["seconds"]
+            self.n_calls = state["calls"]
+            self._file = path.open("r+", newline="")
+            self._file.truncate(state["episodes_bytes"])
+            self._file.seek(0, os.SEEK_END)
+        self._rows = csv.writer(self._file, lineterminator="\n")
+        self._logs = _LogFile(self._folder / "progress.csv", state["log_lines"] if state else 0)
+        self._start = time.perf_counter()
+
+    def state(self) -> dict[str, Any]:
+        """What :meth:`open` needs to go on from here."""
+        self._file.flush()
+        return {
+            "recent": list(self._recent),
+            "seconds": self.seconds(),
+            "calls": self.n_calls,
+            "episodes_bytes": os.fstat(self._file.fileno()).st_size,
+            "log_lines": self._logs.lines,
+        }
+
+    def seconds(self) -> float:
+        """Time spent on training, interruptions not counted."""
+        return self._seconds_before + time.perf_counter() - self._start
+
+    def close(self) -> None:
+        """Finish the files."""
+        self._file.close()
+        self._logs.close()
 
     def _on_training_start(self) -> None:
-        self._file = self._path.open("w", newline="")
-        self._rows = csv.writer(self._file, lineterminator="\n")
-        self._rows.writerow(COLUMNS)
-        self._start = time.perf_counter()
+        outputs = [self._logs, TensorBoardOutputFormat(str(self._folder))]
+        self.model.set_logger(Logger(str(self._folder), outputs))
 
     def _on_step(self) -> bool:
         for info in self.locals["infos"]:
@@ -143,16 +332,30 @@ class RunLog(BaseCallback):
                 self._report(self.num_timesteps, shown)
         return True
 
-    def _on_training_end(self) -> None:
-        self._file.close()
-
     def _write(self, kind: str, score: float, length: int) -> None:
         assert isinstance(self.model, SQL)
-        seconds = round(time.perf_counter() - self._start, 2)
+        seconds = round(self.seconds(), 2)
         frames = self.num_timesteps * self._frames_per_step
         self._rows.writerow(
             (kind, self.num_timesteps, frames, self.model._n_updates, seconds, score, length)
         )
+
+
+class _LogFile(CSVOutputFormat):
+    """SB3's log as CSV, which can go on after some lines of an old one."""
+
+    def __init__(self, path: Path, lines: int) -> None:
+        # Lines and not bytes: SB3 makes all of them longer when there is something new to log.
+        kept = path.read_text().splitlines(keepends=True)[:lines] if lines else []
+        super().__init__(str(path))  # it empties the file
+        self.file.writelines(kept)
+        self.keys = kept[0].rstrip("\n").split(",") if kept else []
+        self.lines = len(kept)
+
+    def write(self, *args: Any, **kwargs: Any) -> None:
+        """Write one line, and at first the names."""
+        self.lines += 1 if self.keys else 2
+        super().write(*args, **kwargs)
 
 
 def evaluate(

@@ -113,17 +113,29 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         self._rows_stored = 0
         self._frames_written = np.zeros(self.n_envs, np.int64)
 
-    def size(self) -> int:
-        """Return the number of rows that can be sampled; each has a transition per environment."""
-        return self._rows_stored
+    _per_row = (
+        *("actions", "rewards", "dones", "timeouts", "_breaks"),
+        *("_newest", "_real", "_repeats"),
+    )
 
-    def state(self) -> dict[str, Any]:
-        """What a file of this buffer has beside its arrays."""
-        return {**super().state(), "rows_stored": self._rows_stored}
+    def rings(self) -> dict[str, tuple[NDArray[Any], int]]:
+        """See `IndexedReplayBuffer.rings`; the frames of each environment are one more ring."""
+        frames = zip(self.frames, self._frames_written.tolist(), strict=True)
+        return {**super().rings(), **{f"frames{i}": ring for i, ring in enumerate(frames)}}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned, with the arrays in place."""
-        super().load_state(state)
+    def state_dict(self) -> dict[str, Any]:
+        """See `IndexedReplayBuffer.state_dict`."""
+        written = self._frames_written.tolist()
+        return {
+            **super().state_dict(),
+            "rows_stored": self._rows_stored,
+            "frames_written": written,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `IndexedReplayBuffer.load_state_dict`."""
+        super().load_state_dict(state)
+        self._frames_written[:] = state["frames_written"]
         rows = state["rows_stored"]
         if rows not in range((self.buffer_size if self.full else self.pos) + 1):
             raise ValueError(f"{rows} rows cannot be stored.")
@@ -134,6 +146,10 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         ):
             raise ValueError("The stacks that are stored need frames that are not.")
         self._rows_stored = rows
+
+    def size(self) -> int:
+        """Return the number of rows that can be sampled; each has a transition per environment."""
+        return self._rows_stored
 
     def add(
         self,
@@ -178,6 +194,7 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         self.pos = (row + 1) % self.buffer_size
         self.full = self.full or self.pos == 0
         self._rows_stored = stored
+        self._rows_written += 1
 
     def _split(self, obs: NDArray[Any]) -> NDArray[np.uint8]:
         """Observations as frames: (environments, stack, bytes of a frame)."""

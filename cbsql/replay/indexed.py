@@ -1,6 +1,6 @@
 """Replay in which every transition has an index, with n-step returns."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch as th
@@ -90,6 +90,39 @@ class IndexedReplayBuffer(ReplayBuffer):
         seeds = np.random.SeedSequence([*key, position]).generate_state(4)
         self.rng = rng or np.random.default_rng(seeds)
 
+    def reset(self) -> None:
+        """Forget all transitions."""
+        super().reset()
+        self._rows_written = 0
+
+    def rings(self) -> dict[str, tuple[NDArray[Any], int]]:
+        """Arrays that are written round and round, and how many rows each has been given so far.
+
+        Row i is at position i modulo the length. A row never changes once its successor is there.
+        """
+        return {name: (getattr(self, name), self._rows_written) for name in self._per_row}
+
+    _per_row: ClassVar[tuple[str, ...]] = (
+        *("observations", "next_observations"),
+        *("actions", "rewards", "dones", "timeouts", "_breaks"),
+    )
+
+    def state_dict(self) -> dict[str, Any]:
+        """What else there is to know, besides `rings`, to go on with the same samples."""
+        return {"rows_written": self._rows_written, "generator": self.rng.bit_generator.state}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state, with the arrays of `rings` in place.
+
+        :raises ValueError: if it does not fit the arrays, on which compiled code relies
+        """
+        written = state["rows_written"]
+        if type(written) is not int or written < 0:
+            raise ValueError(f"{written!r} is no number of rows.")
+        self._rows_written = written
+        self.pos, self.full = written % self.buffer_size, written >= self.buffer_size
+        self.rng.bit_generator.state = state["generator"]
+
     def add(
         self,
         obs: NDArray[Any],
@@ -102,28 +135,17 @@ class IndexedReplayBuffer(ReplayBuffer):
         """Store one transition of each environment; arrays have the environment as first axis."""
         row = self.pos
         super().add(obs, next_obs, action, reward, done, infos)
-        # Row -1 is the last one, which is what precedes row 0 after a wrap.
-        differs = self.observations[row] != self.next_observations[row - 1]
-        self._breaks[row - 1] = differs.reshape(self.n_envs, -1).any(axis=1)
+        if self._rows_written:
+            # Row -1 is the last one, which is what precedes row 0 after a wrap.
+            differs = self.observations[row] != self.next_observations[row - 1]
+            self._breaks[row - 1] = differs.reshape(self.n_envs, -1).any(axis=1)
+        self._rows_written += 1
 
     def sample(self, batch_size: int, env: VecNormalize | None = None) -> ReplayBufferSamples:
         """Draw transitions, uniformly and with replacement; `env` normalises them."""
         if self.size() == 0:
             raise ValueError("The buffer is empty: add transitions before sampling.")
         return self._get_samples(self._draw_indices(batch_size), env)
-
-    def state(self) -> dict[str, Any]:
-        """What a file of this buffer has beside its arrays."""
-        return {"rng": self.rng}
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned, with the arrays in place.
-
-        :raises ValueError: if it does not fit the arrays; compiled code relies on them
-        """
-        if not isinstance(state["rng"], np.random.Generator):
-            raise ValueError(f"rng must be a generator, not {state['rng']}.")
-        self.rng = state["rng"]
 
     def _draw_indices(self, batch_size: int) -> NDArray[np.int64]:
         """Draw the indices of transitions, uniformly over all that can be sampled."""

@@ -143,14 +143,14 @@ class PrioritizedReplayBuffer(IndexedReplayBuffer):
         self._tree = SumTree(self.buffer_size * self.n_envs)
         self._max_priority = 1.0
 
-    def state(self) -> dict[str, Any]:
-        """What a file of this buffer has beside its arrays."""
+    def state_dict(self) -> dict[str, Any]:
+        """See `IndexedReplayBuffer.state_dict`; with the priorities."""
         leaves = self._tree.get(self._stored())
-        return {**super().state(), "leaves": leaves, "max_priority": self._max_priority}
+        return {**super().state_dict(), "leaves": leaves, "max_priority": self._max_priority}
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned, with the arrays in place."""
-        super().load_state(state)
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `IndexedReplayBuffer.load_state_dict`."""
+        super().load_state_dict(state)
         if not 0 < state["max_priority"] < np.inf or not np.all(state["leaves"] > 0):
             raise ValueError("Priorities must be positive.")
         self._tree.set(self._stored(), state["leaves"])

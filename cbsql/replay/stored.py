@@ -52,7 +52,7 @@ def save_replay(path: files.PathLike, buffer: ReplayBuffer) -> None:
     document["position"] = {"pos": buffer.pos, "full": buffer.full}
     document["arrays"] = {name: part for name, _, _, part in _used(buffer)}
     if isinstance(buffer, IndexedReplayBuffer):
-        document["more"] = buffer.state()
+        document["more"] = buffer.state_dict()
     document.write(path, REPLAY_SUFFIX)
 
 
@@ -74,7 +74,9 @@ def load_replay(path: files.PathLike, env: VecEnv | None, device: th.device) -> 
         buffer: ReplayBuffer = kind(**arguments)
         _fill(buffer, document["position"], document["arrays"])
         if isinstance(buffer, IndexedReplayBuffer):
-            buffer.load_state(document["more"])
+            buffer.load_state_dict(document["more"])
+            if {"pos": buffer.pos, "full": buffer.full} != document["position"]:
+                raise ValueError("it says two things about how many rows it has.")
     buffer.device = device
     return buffer
 

@@ -65,11 +65,11 @@ class Chance:
     @classmethod
     def draw(cls, rng: np.random.Generator, runs: int, episodes: int, epsilon: float) -> "Chance":
         """Draw for ``runs`` runs of epsilon-greedy learners."""
-        shape = (runs, episodes, EPISODE_STEPS)
+        shape = (EPISODE_STEPS, episodes, runs)  # runs are neighbours in memory, as in the kernel
         return cls(
-            noise=rng.standard_normal(shape),
-            explore=rng.random(shape) < epsilon,
-            coin=rng.integers(0, ACTIONS, shape, dtype=np.int8),
+            noise=rng.standard_normal(shape).T,
+            explore=(rng.random(shape, dtype=np.float32) < epsilon).T,
+            coin=rng.integers(0, ACTIONS, shape, dtype=np.int8).T,
         )
 
 
@@ -84,26 +84,25 @@ def simulate(
 ) -> Outcome:
     """Train one learner for each run of ``chance``."""
     runs, episodes, _ = chance.noise.shape
-    outcome = Outcome(
-        returns=np.empty((runs, episodes)),
-        q=np.zeros((runs, STATES, ACTIONS)),
-        n=np.zeros((runs, STATES), dtype=np.int64),
-    )
+    # Runs are neighbours in memory, here and in the luck.
+    returns = np.empty((runs, episodes), order="F")
+    q = np.zeros((STATES, ACTIONS, runs))
+    n = np.zeros((STATES, runs), dtype=np.int64)
     _simulate(
         int(algorithm.schedule),
-        algorithm.parameter,
+        float(algorithm.parameter),
         int(retreat),
         end is End.terminal,
         gamma,
         learning_rate,
-        chance.noise,
-        chance.explore,
-        chance.coin,
-        outcome.returns,
-        outcome.q,
-        outcome.n,
+        np.asfortranarray(chance.noise),
+        np.asfortranarray(chance.explore),
+        np.asfortranarray(chance.coin),
+        returns,
+        q,
+        n,
     )
-    return outcome
+    return Outcome(returns, q.transpose(2, 0, 1), n.T)
 
 
 # Numba sees these as constants, an IntEnum's members it would look up at each use.
@@ -122,49 +121,56 @@ def _simulate(  # type: ignore[no-untyped-def]
     explore,
     coin,
     returns,
-    q_of_run,
-    n_of_run,
+    q,
+    n,
 ) -> None:
-    runs, episodes, steps = noise.shape
-    for run in range(runs):
-        q, n = q_of_run[run], n_of_run[run]  # (states, actions), (states,)
-        evidence = np.zeros((STATES, ACTIONS, 3))  # number, mean, sum of squares of the targets
-        updates = 0
-        for episode in range(episodes):
-            state = 0
-            total = 0.0
-            for step in range(steps):
-                gap = q[state, 1] - q[state, 0]
-                if explore[run, episode, step] or gap == 0:
-                    action = int(coin[run, episode, step])
-                else:
-                    action = int(gap > 0)
-                next_state, expected = chain_step(state, action, retreat)
-                beta = parameter
-                if schedule == _LINEAR:
-                    beta = parameter * updates
-                elif schedule == _COUNT:
-                    beta = parameter * n[next_state]
-                elif schedule == _GAP:
-                    beta = _gap_beta(evidence, next_state)
-                target = soft_update(
-                    q,
-                    state,
-                    action,
-                    expected + noise[run, episode, step],
-                    next_state,
-                    0.0 if terminal and step == steps - 1 else gamma,
-                    beta,
-                    learning_rate,
-                    schedule == _TRUST_REGION,
-                )
-                n[state] += 1
-                updates += 1
-                if schedule == _GAP:
-                    _learn_target(evidence, state, action, target)
-                total += expected
-                state = next_state
-            returns[run, episode] = total
+    """Each run is a lane, and all of them take a step together: see the update rule."""
+    lanes, episodes, steps = noise.shape
+    # Unsigned, so that no index is tested for being negative.
+    state = np.zeros(lanes, np.uint32)
+    next_state, action = np.zeros_like(state), np.zeros_like(state)
+    gap, reward, beta = np.empty(lanes), np.empty(lanes), np.full(lanes, parameter)
+    evidence = np.zeros((lanes, STATES, ACTIONS, 3))  # number, mean, sum of squares of the targets
+    updates = 0
+    for episode in range(episodes):
+        state[:] = 0
+        returns[:, episode] = 0.0
+        for step in range(steps):
+            for lane in range(lanes):
+                gap[lane] = q[state[lane], 1, lane] - q[state[lane], 0, lane]
+            for lane in range(lanes):
+                by_lot = explore[lane, episode, step] | (gap[lane] == 0)
+                action[lane] = coin[lane, episode, step] if by_lot else gap[lane] > 0
+            for lane in range(lanes):
+                next_state[lane], expected = chain_step(state[lane], action[lane], retreat)
+                returns[lane, episode] += expected
+                reward[lane] = expected + noise[lane, episode, step]
+            if schedule == _LINEAR:
+                beta[:] = parameter * updates
+            elif schedule == _COUNT:
+                for lane in range(lanes):
+                    beta[lane] = parameter * n[next_state[lane], lane]
+            elif schedule == _GAP:
+                for lane in range(lanes):
+                    beta[lane] = _gap_beta(evidence[lane], next_state[lane])
+            target = soft_update(
+                q,
+                state,
+                action,
+                reward,
+                next_state,
+                0.0 if terminal and step == steps - 1 else gamma,
+                beta,
+                learning_rate,
+                schedule == _TRUST_REGION,
+            )
+            if schedule == _GAP:
+                for lane in range(lanes):
+                    _learn_target(evidence[lane], state[lane], action[lane], target[lane])
+            for lane in range(lanes):
+                n[state[lane], lane] += 1
+                state[lane] = next_state[lane]
+            updates += 1
 
 
 @jit()

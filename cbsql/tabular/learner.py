@@ -71,13 +71,13 @@ class TabularSQL:
             next_state = int(observation) - self._first_state
             beta = self.temperature.beta(np.array([next_state]))
             soft_update(
-                self.q,
-                state,
-                action,
-                float(reward),
-                next_state,
+                self.q[:, :, None],  # one lane
+                np.array([state]),
+                np.array([action]),
+                np.array([float(reward)]),
+                np.array([next_state]),
                 0.0 if terminated else self.gamma,
-                float(beta if isinstance(beta, float) else beta[0]),
+                np.array([beta if isinstance(beta, float) else beta[0]], np.float64),
                 self.learning_rate,
             )
             self.temperature.update(np.array([state]))

@@ -1,4 +1,10 @@
-"""The soft update rule for tables: the only place where a tabular value changes."""
+"""The soft update rule for tables: the only place where a tabular value changes.
+
+It updates a table (states, actions, lanes), the lanes being learners that do not know each other;
+a single learner is one lane. Arithmetic is done in loops over the lanes without branches, which the
+compiler turns into vector instructions. Values at states that differ between lanes are read and
+written in loops of their own, because those it cannot.
+"""
 
 import math
 
@@ -6,52 +12,92 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbsql._jit import jit
+from cbsql.tabular.vector_math import expm1, log1p
 
 _EPS = float(np.finfo(np.float64).eps)
 
 
 @jit()
-def mellowmax(q: NDArray[np.float64], state: int, beta: float) -> float:
-    """:func:`cbsql.operators.mellowmax` of one row of a table, compiled.
+def mellowmax(
+    q: NDArray[np.float64], state: NDArray[np.integer], beta: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """:func:`cbsql.operators.mellowmax` of Q(state, .) in each lane (lanes,), compiled.
 
-    It takes the table and an index because slicing a row costs more than the arithmetic here.
+    It meets the actions one by one. ``total`` is the sum of expm1(beta (q - top)) over those met;
+    when another one becomes the top it is corrected, which saves computing the exponential of zero.
     """
-    actions = q.shape[1]
-    top = q[state, 0]
-    for action in range(1, actions):
-        top = max(top, q[state, action])
-    if beta == math.inf:
-        return float(top)
-    total = linear = 0.0
-    for action in range(actions):
-        below = q[state, action] - top
-        linear += below
-        # Beyond -38, expm1 is -1 to the last bit.
-        total += math.expm1(beta * below) if beta * below > -38.0 else -1.0
-    if total > -_EPS:
-        return float(top + linear / actions)
-    return float(top + math.log1p(total / actions) / beta)
+    actions, lanes = q.shape[1:]
+    top, rise, total = np.empty(lanes), np.empty(lanes), np.zeros(lanes)
+    greedy = _all_infinite(beta)
+    _read(q, state, 0, top)
+    for met in range(1, actions):
+        _read(q, state, met, rise)
+        for lane in range(lanes):
+            value, best = rise[lane], top[lane]
+            rise[lane] = value - best
+            top[lane] = value if value > best else best
+        if greedy:
+            continue
+        for lane in range(lanes):
+            # Both are read here since the compiler cannot vectorise reading for one choice only.
+            up, before = rise[lane], total[lane]
+            exponent = -abs(up) * beta[lane]
+            # Beyond -38, expm1 is -1 to the last bit.
+            fall = expm1(exponent if exponent > -38.0 else -38.0)
+            total[lane] = before + fall * (before + met if up > 0 else 1.0)
+    if greedy:
+        return top
+    flat = 0
+    for lane in range(lanes):
+        flat += total[lane] > -_EPS
+        top[lane] += log1p(total[lane] / actions) / beta[lane]
+    if flat:  # where beta is too small to bend the mean, and may be zero
+        for lane in range(lanes):
+            if total[lane] > -_EPS:
+                top[lane] = q[state[lane], :, lane].mean()
+    return top
+
+
+@jit()
+def _all_infinite(beta: NDArray[np.float64]) -> bool:
+    for inverse_temperature in beta:  # noqa: SIM110 (the first finite one ends it)
+        if inverse_temperature < math.inf:
+            return False
+    return True
+
+
+@jit()
+def _read(
+    q: NDArray[np.float64], state: NDArray[np.integer], action: int, value: NDArray[np.float64]
+) -> None:
+    for lane in range(len(value)):
+        value[lane] = q[state[lane], action, lane]
 
 
 @jit()
 def soft_update(
     q: NDArray[np.float64],
-    state: int,
-    action: int,
-    reward: float,
-    next_state: int,
+    state: NDArray[np.integer],
+    action: NDArray[np.integer],
+    reward: NDArray[np.float64],
+    next_state: NDArray[np.integer],
     discount: float,
-    beta: float,
+    beta: NDArray[np.float64],
     learning_rate: float,
     trust_region: bool = False,
-) -> float:
+) -> NDArray[np.float64]:
     """Move Q(s, a) to the soft backup r + discount mellowmax_beta(s') Q(s', .), and return that.
 
     With ``trust_region`` the difference to V(s) = mellowmax_beta Q(s, .) is added to Q(s, a),
     instead of the difference to Q(s, a) itself: Psi-learning (Rawlik et al., 2010), whose policy
     softmax(beta Q) becomes the old policy times exp(beta advantage).
     """
-    target = reward + discount * mellowmax(q, next_state, beta)
-    before = mellowmax(q, state, beta) if trust_region else q[state, action]
-    q[state, action] += learning_rate * (target - before)
+    target = mellowmax(q, next_state, beta)
+    for lane in range(len(target)):
+        target[lane] = reward[lane] + discount * target[lane]
+    value = mellowmax(q, state, beta) if trust_region else target  # of these only V(s) is used
+    for lane in range(len(target)):
+        s, a = state[lane], action[lane]
+        before = value[lane] if trust_region else q[s, a, lane]
+        q[s, a, lane] += learning_rate * (target[lane] - before)
     return target

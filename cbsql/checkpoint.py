@@ -1,0 +1,258 @@
+"""Checkpoints of a run that are exact, written in one go, and free of code.
+
+A checkpoint is everything that a run needs to go on as if nothing had happened. Its files hold
+arrays (safetensors, compressed) and JSON. What a replay buffer holds is written in segments, each
+once, so that a checkpoint costs what is new since the one before.
+"""
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch as th
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load as load_arrays
+from safetensors.numpy import save as save_arrays
+
+FORMAT = 1
+KEPT = 2
+"""Checkpoints that stay on disk: if the newest one is damaged, the one before it is used."""
+SEGMENT_BYTES = 2**26
+"""About how much a segment holds before compression, which bounds the memory it takes to write."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint could not be written or read; the message says which and why."""
+
+
+@dataclass(frozen=True)
+class Ring:
+    """An array that is written round and round: item i is at row i modulo its length."""
+
+    rows: NDArray[Any]
+    written: int
+    """Items so far, those included that have been overwritten."""
+
+
+class Checkpoints:
+    """The checkpoints in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._segments: list[dict[str, Any]] = []
+        """Of the latest checkpoint: file, checksum, and the items of each ring in it."""
+
+    def save(self, name: str, state: Any, rings: Mapping[str, Ring]) -> int:
+        """Write a checkpoint of nested dicts and lists of arrays and JSON; returns its new bytes.
+
+        Names sort in the order of the checkpoints. When this returns, the checkpoint is on disk.
+        """
+        try:
+            self.folder.mkdir(exist_ok=True)
+            segments, segment_bytes = self._write_segments(name, rings)
+            tree, arrays = pack(state)
+            entry = self._write(f"{name}.state", arrays)
+            manifest = {"format": FORMAT, "tree": tree, "arrays": entry, "segments": segments}
+            text = json.dumps(manifest)
+            sealed = json.dumps({"sha256": _digest(text.encode()), "manifest": text})
+            write_file(self.folder / f"{name}.json", sealed.encode())
+        except OSError as error:
+            raise CheckpointError(
+                f"The checkpoint {self.folder / name} could not be written: {error.strerror}. "
+                "The one before it is as it was."
+            ) from error
+        self._segments = segments
+        self._tidy()
+        return int(segment_bytes + entry["bytes_on_disk"] + len(sealed))
+
+    def load(self, rings: Mapping[str, Ring]) -> tuple[Any, list[str]] | None:
+        """Read the newest sound checkpoint, and put what it holds into the arrays of ``rings``.
+
+        Returns its state, and for each newer one that is damaged a sentence; None if there is none
+        at all.
+        """
+        damages: list[str] = []
+        for path in sorted(self.folder.glob("*.json"), reverse=True):
+            try:
+                manifest = self._read_manifest(path)
+                for entry in manifest["segments"]:  # all of them, before anything changes
+                    self._read_file(entry)
+                state = unpack(manifest["tree"], self._read(manifest["arrays"]))
+                for entry in manifest["segments"]:
+                    for name, items in self._read(entry).items():
+                        rows, first = rings[name].rows, entry["first"][name]
+                        rows[np.arange(first, first + len(items)) % len(rows)] = items
+            except CheckpointError as error:
+                damages.append(str(error))
+                continue
+            self._segments = manifest["segments"]
+            return state, damages
+        if damages:
+            raise CheckpointError(" ".join(damages))
+        return None
+
+    def _write_segments(
+        self, name: str, rings: Mapping[str, Ring]
+    ) -> tuple[list[dict[str, Any]], int]:
+        """Write what the rings hold and no segment has; returns all segments, and new bytes."""
+        kept = [s for s in self._segments if _needed(s, rings)]
+        ranges = {}
+        for key, ring in rings.items():
+            last = max((s["first"][key] + s["items"][key] for s in self._segments), default=0)
+            # The newest item is written once more, since its successor may have changed it.
+            ranges[key] = (max(last - 1, ring.written - len(ring.rows), 0), ring.written)
+        size = sum((b - a) * rings[key].rows[0].nbytes for key, (a, b) in ranges.items())
+        parts = -(-size // SEGMENT_BYTES)
+        new_bytes = 0
+        for part in range(parts):
+            arrays, first = {}, {}
+            for key, (start, stop) in ranges.items():
+                low, high = (start + (stop - start) * p // parts for p in (part, part + 1))
+                rows = rings[key].rows
+                arrays[key] = rows[np.arange(low, high) % len(rows)]
+                first[key] = low
+            entry = self._write(f"{name}.replay{part}", arrays)
+            new_bytes += entry["bytes_on_disk"]
+            items = {key: len(array) for key, array in arrays.items()}
+            kept.append({**entry, "first": first, "items": items})
+        return kept, new_bytes
+
+    def _write(self, name: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
+        raw = save_arrays(arrays)
+        data = zlib.compress(raw, level=1)
+        digest = _digest(data)
+        file = f"{name}-{digest[:12]}"  # never the name of another file that is still in use
+        write_file(self.folder / file, data)
+        return {"file": file, "sha256": digest, "bytes": len(raw), "bytes_on_disk": len(data)}
+
+    def _read(self, entry: dict[str, Any]) -> dict[str, NDArray[Any]]:
+        data = self._read_file(entry)
+        try:
+            raw = zlib.decompressobj().decompress(data, max_length=entry["bytes"])
+            return load_arrays(raw)
+        except (zlib.error, SafetensorError) as error:
+            raise CheckpointError(f"{self.folder / entry['file']} is damaged: {error}.") from error
+
+    def _read_file(self, entry: dict[str, Any]) -> bytes:
+        path = self.folder / Path(entry["file"]).name  # never outside of the folder
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
+        if _digest(data) != entry["sha256"]:
+            raise CheckpointError(f"{path} is damaged: its checksum is another.")
+        return data
+
+    def _read_manifest(self, path: Path) -> dict[str, Any]:
+        try:
+            sealed = json.loads(path.read_bytes())
+            text = sealed["manifest"]
+            sound = _digest(text.encode()) == sealed["sha256"]
+            manifest: dict[str, Any] = json.loads(text) if sound else {}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error!r}.") from error
+        if not sound:
+            raise CheckpointError(f"{path} is damaged: its checksum is another.")
+        if manifest["format"] != FORMAT:
+            raise CheckpointError(
+                f"{path} has format {manifest['format']}; this version reads {FORMAT}."
+            )
+        return manifest
+
+    def _tidy(self) -> None:
+        """Remove what no kept checkpoint refers to."""
+        manifests = sorted(self.folder.glob("*.json"), reverse=True)[:KEPT]
+        used = {path.name for path in manifests}
+        for path in manifests:
+            try:
+                manifest = self._read_manifest(path)
+            except CheckpointError:
+                continue
+            used |= {entry["file"] for entry in (manifest["arrays"], *manifest["segments"])}
+        for path in self.folder.iterdir():
+            if path.name not in used:
+                path.unlink(missing_ok=True)
+
+
+def _needed(segment: dict[str, Any], rings: Mapping[str, Ring]) -> bool:
+    return any(
+        segment["first"][key] + segment["items"][key] > ring.written - len(ring.rows)
+        for key, ring in rings.items()
+    )
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file so that it is there completely or not at all, also after a power cut."""
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def pack(tree: Any) -> tuple[Any, dict[str, NDArray[Any]]]:
+    """Part nested dicts and lists into JSON and the arrays and tensors in them."""
+    arrays: dict[str, NDArray[Any]] = {}
+
+    def visit(node: Any, path: str) -> Any:
+        if isinstance(node, th.Tensor):
+            node = node.detach().cpu().numpy()
+        if isinstance(node, np.ndarray):
+            arrays[path] = np.array(node, order="C")
+            return {"$array": path}
+        if isinstance(node, np.generic):
+            return node.item()
+        if isinstance(node, Mapping):
+            return {str(key): visit(value, f"{path}/{key}") for key, value in node.items()}
+        if isinstance(node, list | tuple):
+            return [visit(value, f"{path}/{i}") for i, value in enumerate(node)]
+        if node is None or isinstance(node, bool | int | float | str):
+            return node
+        raise TypeError(f"{path} is a {type(node).__name__}: only arrays and JSON can be kept.")
+
+    return visit(tree, ""), arrays
+
+
+def unpack(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
+    """Put together what ``pack`` has parted; tensors come back as arrays, tuples as lists."""
+    if isinstance(tree, dict):
+        if "$array" in tree:
+            return arrays[tree["$array"]]
+        return {key: unpack(value, arrays) for key, value in tree.items()}
+    return [unpack(value, arrays) for value in tree] if isinstance(tree, list) else tree
+
+
+@contextmanager
+def only_process(folder: Path) -> Iterator[None]:
+    """Refuse to work in a folder in which another process does."""
+    import fcntl  # not there on Windows
+
+    with (folder / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise ValueError(
+                f"Another process is training in {folder}; wait for it, or choose another --out."
+            ) from None
+        yield

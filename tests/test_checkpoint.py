@@ -1,0 +1,339 @@
+"""Checkpoints: what is written comes back, damage is found, and a resumed run is the same run."""
+
+import csv
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch as th
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from cbsql import checkpoint
+from cbsql.checkpoint import CheckpointError, Checkpoints, Ring, only_process, pack, unpack
+from cbsql.deep.sql import DivergenceError
+from cbsql.experiments.runner import StoppedError, status, train
+from cbsql.experiments.spec import RunSpec
+
+CBSQL = Path(sys.executable).parent / "cbsql"
+
+
+def test_what_is_packed_comes_back():
+    tree = {
+        "tensor": th.arange(6.0).reshape(2, 3),
+        "scalar": th.tensor(3),
+        "nested": [{"flags": np.array([True, False])}, None, 1.5, "text", 2**100],
+        "number": np.int64(7),
+        "infinite": float("inf"),
+    }
+    text, arrays = pack(tree)
+    back = unpack(json.loads(json.dumps(text)), arrays)
+    np.testing.assert_array_equal(back["tensor"], tree["tensor"].numpy())
+    assert back["scalar"].shape == ()
+    np.testing.assert_array_equal(back["nested"][0]["flags"], [True, False])
+    assert back["nested"][1:] == [None, 1.5, "text", 2**100]
+    assert (back["number"], back["infinite"]) == (7, float("inf"))
+    with pytest.raises(TypeError, match="only arrays and JSON"):
+        pack({"code": print})
+
+
+class Written:
+    """A ring and the numbers that went into it."""
+
+    def __init__(self, length):
+        self.rows, self.written = np.zeros((length, 2), np.int64), 0
+
+    def add(self, count):
+        for _ in range(count):
+            self.rows[self.written % len(self.rows)] = self.written, self.written**2
+            self.written += 1
+
+    def ring(self):
+        return Ring(self.rows, self.written)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 30), min_size=1, max_size=3),
+    saves=st.lists(st.tuples(st.integers(0, 40), st.booleans()), min_size=1, max_size=6),
+    segment_bytes=st.integers(40, 600),
+)
+def test_rings_come_back_from_their_segments(tmp_path_factory, lengths, saves, segment_bytes):
+    folder = tmp_path_factory.mktemp("rings")
+    rings = [Written(length) for length in lengths]
+    named = lambda rings: {str(i): ring.ring() for i, ring in enumerate(rings)}  # noqa: E731
+    before, checkpoint.SEGMENT_BYTES = checkpoint.SEGMENT_BYTES, segment_bytes
+    try:
+        store = Checkpoints(folder)
+        for i, (count, restart) in enumerate(saves):
+            for ring in rings:
+                ring.add(count)
+            store.save(f"{i:03d}", {"i": i}, named(rings))
+            if restart:  # as another process would
+                store = Checkpoints(folder)
+                copies = [Written(length) for length in lengths]
+                assert store.load(named(copies)) == ({"i": i}, [])
+                for copy, ring in zip(copies, rings, strict=True):
+                    np.testing.assert_array_equal(copy.rows, ring.rows)
+    finally:
+        checkpoint.SEGMENT_BYTES = before
+    assert len(list(folder.glob("*.json"))) == min(len(saves), checkpoint.KEPT)
+
+
+def three_checkpoints(folder):
+    ring = Written(1000)
+    store = Checkpoints(folder)
+    sizes = []
+    for name in "abc":
+        ring.add(100)
+        sizes.append(store.save(name, {"name": name, "x": np.arange(5)}, {"r": ring.ring()}))
+    sizes.append(store.save("d", {"name": "d", "x": np.arange(5)}, {"r": ring.ring()}))
+    return ring, sizes
+
+
+def test_a_checkpoint_writes_what_is_new(tmp_path):
+    ring = Written(100_000)
+    ring.add(50_000)
+    store = Checkpoints(tmp_path)
+    first = store.save("a", {}, {"r": ring.ring()})
+    ring.add(10)
+    second = store.save("b", {}, {"r": ring.ring()})
+    assert second < first / 20
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
+def test_damage_is_named_and_the_checkpoint_before_is_used(tmp_path, damage):
+    three_checkpoints(tmp_path)
+    for path in [*tmp_path.glob("d*")]:
+        data = path.read_bytes()
+        if damage == "flip":
+            position = len(data) // 2
+            path.write_bytes(data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :])
+        elif damage == "truncate":
+            path.write_bytes(data[:-3])
+        elif path.suffix == ".json":
+            continue  # without it there is no checkpoint to be damaged
+        else:
+            path.unlink()
+        copy = Written(1000)
+        state, damages = Checkpoints(tmp_path).load({"r": Ring(copy.rows, 0)})
+        assert state["name"] == "c"
+        assert len(damages) == 1
+        assert str(path) in damages[0]
+        assert copy.rows[299].tolist() == [299, 299**2]
+        path.write_bytes(data)
+    assert Checkpoints(tmp_path).load({"r": Ring(copy.rows, 0)})[0]["name"] == "d"
+
+
+def test_when_all_are_damaged_it_says_so(tmp_path):
+    three_checkpoints(tmp_path)
+    for path in tmp_path.glob("*.json"):
+        path.write_bytes(b"{}")
+    with pytest.raises(CheckpointError, match=r"c\.json is damaged.*"):
+        Checkpoints(tmp_path).load({})
+    assert Checkpoints(tmp_path / "nothing").load({}) is None
+
+
+def test_a_full_disk_leaves_the_last_checkpoint_usable(tmp_path):
+    three_checkpoints(tmp_path)
+    store = Checkpoints(tmp_path)
+    store.load({"r": Ring(np.zeros((1000, 2), np.int64), 0)})
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    noise = np.random.default_rng(0).integers(256, size=100_000, dtype=np.uint8)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+        with pytest.raises(CheckpointError, match=r"could not be written: .*as it was"):
+            store.save("e", {"noise": noise}, {})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not list(tmp_path.glob("*unfinished*"))
+    assert Checkpoints(tmp_path).load({"r": Ring(np.zeros((1000, 2)), 0)})[0]["name"] == "d"
+
+
+def test_one_folder_one_process(tmp_path):
+    with only_process(tmp_path):
+        code = (
+            "import sys, pathlib; from cbsql.checkpoint import only_process\n"
+            "with only_process(pathlib.Path(sys.argv[1])): pass"
+        )
+        done = subprocess.run(
+            [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False
+        )
+    assert "Another process is training in" in done.stderr
+    with only_process(tmp_path):
+        pass
+
+
+class Killed(BaseException):
+    """Nothing of ours catches this."""
+
+
+RUNS = {
+    "sql": RunSpec("CartPole-v1", "sql", steps=700, settings={"learning_starts": 100}),
+    "cbsql": RunSpec(
+        "MinAtar/Breakout-v1", "cbsql", 300, settings={"buffer_size": 150, "learning_starts": 50}
+    ),
+    "rainbow": RunSpec(
+        "MinAtar/Asterix-v1",
+        "rainbow-cbsql",
+        200,
+        settings={"buffer_size": 100, "learning_starts": 50, "n_steps": 3},
+    ),
+    "dqn on images": RunSpec(
+        "breakout", "dqn", 300, settings={"buffer_size": 200, "learning_starts": 50}
+    ),
+}
+
+
+def everything(model, folder):
+    """Weights, counter, replay and scores of a run that has ended."""
+    rows = list(csv.DictReader((folder / "episodes.csv").open()))
+    scores = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
+    replay = {name: ring for name, (ring, _) in model.replay_buffer.rings().items()}
+    state = model.replay_buffer.state_dict()
+    _, arrays = pack([model.policy.state_dict(), model.temperature.state_dict(), replay, state])
+    lines = (folder / "progress.csv").read_text().count("\n")
+    return arrays, scores, state["generator"], lines, model._n_updates
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_killed_twice_is_the_run_that_was_not(name, tmp_path):
+    spec = RUNS[name]
+    for folder in ("whole", "broken"):
+        (tmp_path / folder).mkdir()
+    whole = everything(train(spec, tmp_path / "whole"), tmp_path / "whole")
+    for moment in (0.4, 0.7):
+
+        def kill(step, _, last=moment * spec.steps):
+            if step >= last:
+                raise Killed
+
+        with pytest.raises(Killed):
+            train(spec, tmp_path / "broken", report=kill, checkpoint_seconds=0.0)
+        assert status(spec, tmp_path / "broken") == "unfinished"
+    model = train(spec, tmp_path / "broken")
+    assert status(spec, tmp_path / "broken") == "finished"
+    broken = everything(model, tmp_path / "broken")
+    for key, array in whole[0].items():
+        np.testing.assert_array_equal(broken[0][key], array, err_msg=key)
+    assert broken[1:] == whole[1:]
+    assert not (tmp_path / "broken" / "checkpoints").exists()
+
+
+class Whim(gym.Wrapper):
+    """An environment with chance of its own, which no seed reaches."""
+
+    def step(self, action):
+        observation, *rest = self.env.step(action)
+        return observation + np.float32(os.urandom(1)[0] / 1000), *rest
+
+
+gym.register("Whim-v0", lambda: Whim(gym.make("CartPole-v1")), max_episode_steps=500)
+
+
+def test_where_seeds_do_not_reach_it_says_so_and_goes_on(tmp_path):
+    spec = RunSpec("Whim-v0", "sql", steps=60, settings={"learning_starts": 10})
+
+    def kill(step, _):
+        if step >= 30:
+            raise Killed
+
+    with pytest.raises(Killed):
+        train(spec, tmp_path, report=kill, checkpoint_seconds=0.0)
+    with pytest.warns(UserWarning, match="not determined by its seed"):
+        assert train(spec, tmp_path).num_timesteps >= 60
+
+
+def test_another_run_in_the_folder_is_refused(tmp_path):
+    train(RUNS["sql"], tmp_path)
+    with pytest.raises(ValueError, match=r"with beta 100\.0 and not 7\.0"):
+        status(RunSpec("CartPole-v1", "sql", 700, 0, 7.0, settings=RUNS["sql"].settings), tmp_path)
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(tmp_path):
+    huge = {"learning_starts": 10, "learning_rate": 1e30, "max_grad_norm": 1e30, "train_freq": 4}
+    with pytest.raises(DivergenceError, match=r"(loss|weight) of update \d+ is not a finite"):
+        train(RunSpec("CartPole-v1", "sql", 400, settings=huge), tmp_path)
+    assert {"/observations", "/actions"} <= set(load_file(tmp_path / "diverged.safetensors"))
+
+
+def test_sigterm_checkpoints_and_asks_to_be_queued_again(tmp_path):
+    command = [CBSQL, "train", "CartPole-v1", "--algorithm", "sql", "--frames", "1M"]
+    process = subprocess.Popen([*command, "--out", "run"], cwd=tmp_path, stdout=subprocess.PIPE)
+    while not (tmp_path / "run" / "episodes.csv").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(1)
+    process.send_signal(signal.SIGTERM)
+    said, _ = process.communicate(timeout=60)
+    assert process.returncode == 75
+    assert b"The same command goes on" in said
+    assert list((tmp_path / "run" / "checkpoints").glob("*.json"))
+
+
+def test_told_to_stop_by_a_signal_in_the_same_process(tmp_path):
+    def stop(step, _):
+        if step == 350:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(StoppedError, match="SIGINT"):
+        train(RUNS["sql"], tmp_path, report=stop)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert train(RUNS["sql"], tmp_path).num_timesteps == 768  # whole rollouts of 256
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("game", "algorithm", "frames", "kills"),
+    [
+        *(
+            (game, algorithm, 4000, 20)
+            for game in ("CartPole-v1", "MinAtar/Breakout-v1")
+            for algorithm in ("sql", "cbsql", "rainbow-cbsql")
+        ),
+        *(("pong", algorithm, 12_000, 3) for algorithm in ("sql", "cbsql", "rainbow-cbsql")),
+    ],
+)
+def test_sigkill_at_random_moments(game, algorithm, frames, kills, tmp_path):
+    """Many kills of one run: each continues where the one before was killed."""
+    arguments = ["--algorithm", algorithm, "--frames", str(frames), "--checkpoint-seconds", "0.2"]
+    arguments += ["--set", "learning_starts=500", "--set", "buffer_size=2000"]
+    command = [CBSQL, "train", game, *arguments, "--out"]
+    start = time.perf_counter()
+    subprocess.run([*command, tmp_path / "whole"], check=True, capture_output=True)
+    seconds = time.perf_counter() - start
+    rng = random.Random(f"{game} {algorithm}")
+    for _ in range(kills):
+        process = subprocess.Popen([*command, tmp_path / "broken"], stdout=subprocess.DEVNULL)
+        time.sleep(rng.uniform(0.2, 1.0) * seconds)
+        process.kill()
+        process.wait()
+    subprocess.run([*command, tmp_path / "broken"], check=True, capture_output=True)
+    spec = RunSpec(game, algorithm)
+    models = [
+        spec.learner.load(tmp_path / name / "model.zip", buffer_size=1)
+        for name in ("whole", "broken")
+    ]
+    arrays = [pack([m.policy.state_dict(), m.temperature.state_dict()])[1] for m in models]
+    for key, array in arrays[0].items():
+        np.testing.assert_array_equal(arrays[1][key], array, err_msg=key)
+    scores = [
+        [
+            {k: v for k, v in row.items() if k != "seconds"}
+            for row in csv.DictReader((tmp_path / name / "episodes.csv").open())
+        ]
+        for name in ("whole", "broken")
+    ]
+    assert scores[0] == scores[1]
