@@ -373,7 +373,7 @@ def _decode(
             generator.bit_generator.state = fields["state"]
             return generator
         case "class":
-            return _find_class(fields["name"], _BASES.get(key, object), trust)
+            return _find_class(fields["name"], _BASES.get(key, tuple(_BASES.values())), trust)
         case str(name) if name in _KINDS and {*fields} == {*_OBJECTS[_KINDS[name]]}:
             arguments = inner(fields)
             if name == "Dict":  # Gymnasium would sort a plain dict
@@ -390,7 +390,7 @@ def class_name(kind: type) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
-def _find_class(name: str, base: type, trust: bool) -> type:
+def _find_class(name: str, base: type | tuple[type, ...], trust: bool) -> type:
     namespace, _, last = name.rpartition(".")
     if namespace in _NAMESPACES:
         found = vars(importlib.import_module(namespace)).get(last)
@@ -405,7 +405,7 @@ def _find_class(name: str, base: type, trust: bool) -> type:
             "trust=True if that may be imported, or what to use instead in custom_objects."
         )
     if not isinstance(found, type) or not issubclass(found, base):
-        raise ValueError(f"{name} is not a class derived from {base.__name__}.")
+        raise ValueError(f"{name} is not a class of the kind that belongs there.")
     return found
 
 
@@ -473,7 +473,9 @@ def _write_tensors(stream: IO[bytes], tensors: Mapping[str, th.Tensor]) -> None:
     stream.write(len(text).to_bytes(8, "little") + text)
     for tensor in tensors.values():
         for part in [tensor] if tensor.is_contiguous() else tensor:
-            stream.write(part.contiguous().flatten().view(th.uint8).numpy().data)
+            # An axis of one or no element may have any stride, but not if it is seen as bytes.
+            flat = part.contiguous().as_strided((part.numel(),), (1,))
+            stream.write(flat.view(th.uint8).numpy().data)
 
 
 def _read_tensors(stream: IO[bytes], size: int) -> dict[str, th.Tensor]:

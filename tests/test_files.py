@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -24,8 +25,9 @@ from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.torch_layers import FlattenExtractor
-from stable_baselines3.common.utils import LinearSchedule
-from stable_baselines3.her import HerReplayBuffer
+from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
+from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
+from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer
 
 from cbsql import CBSQL, SQL, Munchausen, Rainbow, files
 from cbsql.counts import CTS, CoinFlipNetwork, ExactCounter, SimHash
@@ -87,6 +89,10 @@ class Frames(gym.Env):
         return self._stack
 
 
+class Extractor(FlattenExtractor):
+    """A stranger's class."""
+
+
 KINDS = {
     "box": spaces.Box(-np.array([1, 2, 3]), np.array([np.inf, 2, 3]), dtype=np.float64),
     "discrete": spaces.Discrete(7),
@@ -116,7 +122,9 @@ def equal(a, b):
         return a.keys() == b.keys() and all(equal(a[key], b[key]) for key in a)
     if isinstance(a, list | tuple | deque):
         return len(a) == len(b) and all(map(equal, a, b))
-    if isinstance(a, th.Tensor | np.ndarray):
+    if isinstance(a, th.Tensor):
+        return a.dtype == b.dtype and th.equal(a, b)
+    if isinstance(a, np.ndarray):
         return a.dtype == b.dtype and np.array_equal(a, b)
     if isinstance(a, np.random.Generator):
         return a.bit_generator.state == b.bit_generator.state
@@ -278,6 +286,61 @@ def test_a_policy_and_its_network_have_files(what, tmp_path):
         other.load(tmp_path / "policy")
 
 
+VALUES_KEPT = [
+    *(None, True, 3, -(10**30), 0.1, math.inf, -math.inf, "ä\n", [], [[1], (2, (3,))], {}),
+    *({"a": {"$": 1}, "b": None}, {1: 2, None: [3]}, deque([1, {"r": 2.0}], 5), np.dtype("uint8")),
+    *(np.float32(0.5), np.int64(3), np.bool_(True), np.random.default_rng(7)),
+    *(
+        np.zeros((0, 3)),
+        np.float32([]),
+        np.arange(12).reshape(3, 4)[:, 1::2],
+        np.ones((2, 2))[::-1],
+    ),
+    *(
+        np.broadcast_to(np.float32(2), (3, 2)),
+        np.broadcast_to(np.int64(2), 1),
+        np.array(5, np.uint16),
+    ),
+    *(
+        th.randn(3, 4).T,
+        th.tensor(2.0, dtype=th.bfloat16),
+        th.zeros(0, 2),
+        th.tensor([True, False]),
+    ),
+    *(th.tensor(1).expand(1), th.ones(2, 3, dtype=th.float16, requires_grad=True)),
+    *(th.nn.ReLU, th.optim.RMSprop, FrameReplayBuffer, RainbowPolicy, Extractor),
+    *(LinearSchedule(1.0, 0.1, 0.5), FloatSchedule(3e-4), FloatSchedule(LinearSchedule(1, 0, 1))),
+    *(TrainFreq(4, TrainFrequencyUnit.STEP), GoalSelectionStrategy.FINAL),
+    *(spaces.Discrete(3, start=-2, dtype=np.int32), spaces.MultiBinary(4), *KINDS.values()),
+    spaces.Tuple([spaces.MultiDiscrete([[2, 3]], start=[[1, -1]]), spaces.Dict(x=KINDS["dict"])]),
+]
+
+
+@pytest.mark.parametrize("value", VALUES_KEPT, ids=lambda value: f"{value!r:.30}")
+def test_values_come_back_as_they_were(value):
+    document = files.Document("values")
+    document["value"] = value
+    stream = io.BytesIO()
+    document.write(stream)
+    found = files.read(stream, "values", trust=value is Extractor)["value"]
+    expected = value.item() if isinstance(value, np.generic) else value
+    assert type(found) is type(expected)
+    assert equal(found, expected)
+    with zipfile.ZipFile(stream) as archive:
+        safetensors.torch.load(archive.read(MEMBERS[1]))
+
+
+@pytest.mark.parametrize(
+    "value", [object(), 1j, {1, 2}, len, b"x", np.array([None]), {(1,): 2}.keys()]
+)
+def test_other_values_are_refused(value):
+    document = files.Document("values")
+    with pytest.raises(FileError, match=r"value.1 is a .*which files do not hold"):
+        document["value"] = [np.ones(1), value]
+    assert not document.content
+    assert not document.tensors
+
+
 def test_the_members_are_json_and_safetensors(tmp_path):
     model = CBSQL("MlpPolicy", "CartPole-v1", policy_kwargs=SMALL, **QUICK)
     model.save(tmp_path / "model.zip")
@@ -319,10 +382,6 @@ GOLDEN_NUMBERS = (120, 100, 8)
 # What files cannot hold
 
 
-class Extractor(FlattenExtractor):
-    """A stranger's class."""
-
-
 def test_a_schedule_that_is_a_function_is_kept_as_its_value(tmp_path):
     rate = lambda left: 1e-3 * left  # noqa: E731
     model = SQL("MlpPolicy", "CartPole-v1", learning_rate=rate, **QUICK).learn(30)
@@ -356,6 +415,19 @@ def test_a_strangers_class_is_imported_with_trust_only(tmp_path):
         SQL.load(tmp_path / "model", custom_objects={"policy_kwargs": kwargs}).policy_kwargs
         == kwargs
     )
+
+
+@pytest.mark.parametrize("elsewhere", ["/etc/x", "../x", "a/../../x"])
+def test_a_strangers_file_does_not_say_where_to_write(elsewhere, tmp_path):
+    model = tiny(tensorboard_log="runs/x")
+    model.save(tmp_path / "model")
+    assert SQL.load(tmp_path / "model").tensorboard_log == "runs/x"
+    model.tensorboard_log = elsewhere
+    model.save(tmp_path / "model")
+    with pytest.warns(UserWarning, match="is not below this folder"):
+        loaded = SQL.load(tmp_path / "model")
+    assert loaded.tensorboard_log is None
+    assert SQL.load(tmp_path / "model", trust=True).tensorboard_log == elsewhere
 
 
 def test_buffers_of_strangers_are_not_saved(tmp_path):

@@ -1,5 +1,6 @@
 """Stable-Baselines3's DQN with files that are safe to load."""
 
+import pathlib
 import warnings
 from collections.abc import Iterable
 from typing import Any, TypeVar
@@ -9,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3 import DQN
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
-from stable_baselines3.common.utils import check_for_correct_spaces, get_system_info
+from stable_baselines3.common.utils import FloatSchedule, check_for_correct_spaces, get_system_info
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from cbsql import files
@@ -94,6 +95,14 @@ class SafeDQN(DQN):
             data |= {name: given[name] for name in (*names, *NEEDED) if name in given}
             for name in NEEDED - data.keys():
                 raise ValueError(f'it has no {name}; pass custom_objects={{"{name}": ...}}.')
+        log = pathlib.PurePath(data.get("tensorboard_log") or "")
+        if not trust and (log.anchor or ".." in log.parts) and "tensorboard_log" not in given:
+            warnings.warn(
+                f"{path} would have logs written to {log}, which is not below this folder, and is "
+                "ignored: pass tensorboard_log= to load().",
+                stacklevel=2,
+            )
+            data["tensorboard_log"] = None
         if kwargs.get("policy_kwargs", data["policy_kwargs"]) != data["policy_kwargs"]:
             raise ValueError(
                 f"The file has the policy_kwargs {data['policy_kwargs']}, not those specified: "
@@ -122,7 +131,11 @@ class SafeDQN(DQN):
                 raise ValueError(f"it sets {name}, which files do not.")
             if name in ("observation_space", "action_space"):
                 files.check_kind(name, value, spaces.Space())
-            elif name != "train_freq" and not (name == "learning_rate" and callable(value)):
+            elif name == "tensorboard_log":
+                files.check_kind(name, value, value and "a path")
+            elif name == "learning_rate" and not isinstance(value, int | float):
+                files.check_kind(name, FloatSchedule(value)(1.0), 1.0)
+            elif name != "train_freq":  # a number, a pair or a TrainFreq, which SB3 checks
                 files.check_kind(name, value, vars(new).get(name))
 
     def set_parameters(
