@@ -302,7 +302,7 @@ VALUES_KEPT = [
         np.array(5, np.uint16),
     ),
     *(
-        th.randn(3, 4).T,
+        th.arange(12.0).reshape(3, 4).T,
         th.tensor(2.0, dtype=th.bfloat16),
         th.zeros(0, 2),
         th.tensor([True, False]),
@@ -316,7 +316,7 @@ VALUES_KEPT = [
 ]
 
 
-@pytest.mark.parametrize("value", VALUES_KEPT, ids=lambda value: f"{value!r:.30}")
+@pytest.mark.parametrize("value", VALUES_KEPT, ids=range(len(VALUES_KEPT)))
 def test_values_come_back_as_they_were(value):
     document = files.Document("values")
     document["value"] = value
