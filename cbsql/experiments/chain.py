@@ -124,8 +124,11 @@ def run_chain(
         advance(runs)
 
     # The kernels release the GIL, and each batch has a generator of its own.
-    with ThreadPoolExecutor(threads or os.cpu_count()) as pool:
+    pool = ThreadPoolExecutor(threads or os.cpu_count())
+    try:
         list(pool.map(batch, range(math.ceil(spec.runs / RUNS_PER_BATCH))))
+    finally:
+        pool.shutdown(cancel_futures=True)  # Ctrl-C waits for the batches under way only
     # With a true end the value of a state depends on the steps left, which the table cannot know.
     comparable = spec.all_schedules and End[spec.end] is End.timelimit
     effective = _measure_effective_beta(spec) if comparable else []
