@@ -1,6 +1,6 @@
 """What one gradient step of each algorithm spends its time on, on real Breakout frames.
 
-    python benchmarks/step.py > results/step/benchmark.md
+    python benchmarks/step.py > results/step.md
 
 The parts are timed inside the learner's own `train`, each with the clock of the thread, and the
 median over the updates is shown. "rest" is what `train` does besides: clearing and clipping
