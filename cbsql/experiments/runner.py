@@ -129,7 +129,9 @@ def train(
                     reset_num_timesteps=state is None,
                 )
         except DivergenceError as error:
-            write_file(folder / "diverged.safetensors", save_arrays(pack(error.batch._asdict())[1]))
+            if error.batch is not None:
+                arrays = pack(error.batch._asdict())[1]
+                write_file(folder / "diverged.safetensors", save_arrays(arrays))
             raise
         finally:
             log.close()

@@ -31,9 +31,9 @@ _STEPS_PER_SPARE_FRAME = 40
 class FrameReplayBuffer(IndexedReplayBuffer):
     """Stable-Baselines3 replay buffer that stores each frame of a frame-stacked image once.
 
-    It takes the arguments of SB3's `ReplayBuffer` and `NStepReplayBuffer` and returns the samples
-    they would return, next observations at time-outs included, in an eighth of the memory: 7.3 GB
-    instead of 56.5 GB for a million transitions of 4 x 84 x 84.
+    It returns the samples that SB3's `ReplayBuffer` and `NStepReplayBuffer` would return, next
+    observations at time-outs included, in an eighth of the memory: 7.3 GB instead of 56.5 GB for a
+    million transitions of 4 x 84 x 84.
 
     Observations are uint8 with the stack on the first axis, oldest frame first: (stack, height,
     width), as SB3 passes them after `VecTransposeImage`. What the first stack of an episode holds
@@ -42,34 +42,26 @@ class FrameReplayBuffer(IndexedReplayBuffer):
     When episodes are shorter than 40 steps on average, the oldest transitions leave a little before
     `buffer_size` is reached, because each episode brings one frame more than it has steps.
 
-    Indices, generator and n-step returns are those of `IndexedReplayBuffer`.
+    Indices, generator, n-step returns and arguments are those of `IndexedReplayBuffer`; by name:
 
-    :param buffer_size: transitions to keep, over all environments
-    :param optimize_memory_usage: SB3's own option, which loses the last observation of an episode;
-        it must stay False
-    :param handle_timeout_termination: bootstrap at `info["TimeLimit.truncated"]`, as SB3 does
-    :param n_steps: steps of the return; with more than one, samples carry their `discounts`
-    :param gamma: discount of the return, used only with `n_steps` above 1
     :param frame_channels: channels of one frame: 1 for grey, 3 for stacked RGB
-    :param rng: generator of the sampled indices
     """
 
-    def __init__(
+    def __init__(self, *args: Any, frame_channels: int = 1, **kwargs: Any) -> None:
+        self.frame_channels = frame_channels
+        super().__init__(*args, **kwargs)
+
+    def _allocate(
         self,
         buffer_size: int,
         observation_space: spaces.Space[Any],
         action_space: spaces.Space[Any],
-        device: th.device | str = "auto",
-        n_envs: int = 1,
-        optimize_memory_usage: bool = False,
-        handle_timeout_termination: bool = True,
-        n_steps: int = 1,
-        gamma: float = 0.99,
-        frame_channels: int = 1,
-        rng: np.random.Generator | None = None,
+        device: th.device | str,
+        n_envs: int,
+        handle_timeout_termination: bool,
     ) -> None:
-        self._set_sampling(optimize_memory_usage, n_steps, gamma, rng)
-        layout = _layout(buffer_size, observation_space, action_space, n_envs, frame_channels)
+        channels = self.frame_channels
+        layout = _layout(buffer_size, observation_space, action_space, n_envs, channels)
         _check_memory(buffer_size, _bytes(layout))
         # Past ReplayBuffer's constructor, which would allocate every stack twice.
         super(ReplayBuffer, self).__init__(
@@ -78,7 +70,6 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         self.buffer_size = _rows(buffer_size, n_envs)
         self.optimize_memory_usage = False
         self.handle_timeout_termination = handle_timeout_termination
-        self.frame_channels = frame_channels
 
         arrays = {name: np.zeros(shape, dtype) for name, (shape, dtype) in layout.items()}
         self.frames = arrays["frames"]  # (environments, ring, bytes of a frame)
@@ -92,9 +83,8 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         self._newest = arrays["newest"]
         self._real = arrays["real"]
         self._repeats = arrays["repeats"]
-        self._stack = observation_space.shape[0] // frame_channels  # type: ignore[index]
+        self._stack = observation_space.shape[0] // channels  # type: ignore[index]
         self._as_frames = (n_envs, self._stack, self.frames.shape[2])
-        self.reset()
 
     @staticmethod
     def bytes_needed(

@@ -54,26 +54,6 @@ class IndexedReplayBuffer(ReplayBuffer):
                 f"{observation_space}. Use stable_baselines3.common.buffers.DictReplayBuffer, or "
                 "gymnasium.wrappers.FlattenObservation."
             )
-        self._set_sampling(optimize_memory_usage, n_steps, gamma, rng)
-        super().__init__(
-            buffer_size,
-            observation_space,
-            action_space,
-            device,
-            n_envs=n_envs,
-            handle_timeout_termination=handle_timeout_termination,
-        )
-        # Whether the next row does not continue this one.
-        self._breaks: NDArray[np.bool_] = np.zeros(self.dones.shape, np.bool_)
-        self.reset()
-
-    def _set_sampling(
-        self,
-        optimize_memory_usage: bool,
-        n_steps: int,
-        gamma: float,
-        rng: np.random.Generator | None,
-    ) -> None:
         if optimize_memory_usage:
             raise ValueError(
                 f"{type(self).__name__} needs the last observation of every episode, which SB3's "
@@ -89,6 +69,21 @@ class IndexedReplayBuffer(ReplayBuffer):
         _, key, position, *_ = np.random.get_state()  # noqa: NPY002
         seeds = np.random.SeedSequence([*key, position]).generate_state(4)
         self.rng = rng or np.random.default_rng(seeds)
+        self._allocate(
+            buffer_size,
+            observation_space,
+            action_space,
+            device,
+            n_envs=n_envs,
+            handle_timeout_termination=handle_timeout_termination,
+        )
+        self.reset()
+
+    def _allocate(self, *args: Any, **kwargs: Any) -> None:
+        """Make the arrays, given arguments of SB3's buffer: what other storage overrides."""
+        super().__init__(*args, **kwargs)
+        # Whether the next row does not continue this one.
+        self._breaks: NDArray[np.bool_] = np.zeros(self.dones.shape, np.bool_)
 
     def reset(self) -> None:
         """Forget all transitions."""
