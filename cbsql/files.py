@@ -50,6 +50,7 @@ _NAMESPACES = (
     "stable_baselines3.her.her_replay_buffer",
     "cbsql.replay",
     "cbsql.deep.networks",
+    "cbsql.deep.optim",
     "cbsql.deep.policies",
 )
 _BASES: dict[str, type] = {

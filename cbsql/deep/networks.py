@@ -82,8 +82,8 @@ class NoisyLinear(nn.Linear):
 
     def reset_noise(self, generator: th.Generator | None = None, rows: int = 1) -> None:
         """Draw noise for a whole batch, or for each of its rows."""
-        draw = th.randn(rows, self.in_features + self.out_features, generator=generator)
-        self.noise = (draw.sign() * draw.abs().sqrt()).to(self.weight)
+        draw = factor_noise(rows, self.in_features + self.out_features, generator)
+        self.noise = draw.to(self.weight)
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         """The layer at its present noise: (batch, in) to (batch, out)."""
@@ -92,3 +92,9 @@ class NoisyLinear(nn.Linear):
             return mean
         noise_in, noise_out = self.noise[:, : self.in_features], self.noise[:, self.in_features :]
         return mean + noise_out * F.linear(x * noise_in, self.weight_sigma, self.bias_sigma)
+
+
+def factor_noise(rows: int, width: int, generator: th.Generator | None) -> th.Tensor:
+    """Factors of noise f(x) = sgn(x) sqrt(|x|) of standard normal x, (rows, width)."""
+    draw = th.randn(rows, width, generator=generator)
+    return draw.sign() * draw.abs().sqrt()

@@ -78,13 +78,13 @@ def _noisy(model: SQL) -> list[RainbowNetwork]:
 def _noise(network: RainbowNetwork) -> dict[str, Any]:
     return {
         "generator": network.generator.get_state(),
-        "layers": [layer.noise for layer in network._noisy_layers()],
+        "layers": [layer.noise for layer in network.noisy_layers],
     }
 
 
 def _restore_noise(network: RainbowNetwork, state: dict[str, Any]) -> None:
     network.generator.set_state(th.from_numpy(state["generator"]))
-    for layer, noise in zip(network._noisy_layers(), state["layers"], strict=True):
+    for layer, noise in zip(network.noisy_layers, state["layers"], strict=True):
         layer.noise = None if noise is None else th.from_numpy(noise).to(layer.weight)
 
 

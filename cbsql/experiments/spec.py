@@ -11,6 +11,7 @@ from stable_baselines3 import DQN
 
 from cbsql.deep import SQL, Munchausen, Rainbow
 from cbsql.deep.networks import MinAtarCNN
+from cbsql.deep.optim import RMSprop
 from cbsql.temperature import Constant, CountBased, Greedy, Temperature
 
 ALGORITHMS = ("dqn", "sql", "cbsql", "rainbow", "rainbow-sql", "rainbow-cbsql", "munchausen")
@@ -100,7 +101,7 @@ class Preset:
 
 
 _RMSPROP = {
-    "optimizer_class": torch.optim.RMSprop,
+    "optimizer_class": RMSprop,
     "optimizer_kwargs": {"alpha": 0.95, "eps": 0.01, "centered": True},
 }
 
@@ -158,7 +159,7 @@ CARTPOLE = Preset(
         "gradient_steps": 128,
         "target_update_interval": 10,
         "exploration_final_eps": 0.04,
-        "policy_kwargs": {"net_arch": [256, 256]},
+        "policy_kwargs": {"net_arch": [256, 256], "optimizer_kwargs": {"fused": True}},
     },
     exploration_steps=8_000,
 )
