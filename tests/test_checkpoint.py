@@ -1,7 +1,6 @@
 """Checkpoints: what is written comes back, damage is found, and a resumed run is the same run."""
 
 import csv
-import json
 import os
 import random
 import resource
@@ -20,32 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from cbsql import checkpoint
-from cbsql.checkpoint import CheckpointError, Checkpoints, Ring, only_process, pack, unpack
+from cbsql import checkpoint, files
+from cbsql.checkpoint import CheckpointError, Checkpoints, Ring, only_process
 from cbsql.deep.sql import DivergenceError
 from cbsql.experiments.runner import StoppedError, status, train
 from cbsql.experiments.spec import RunSpec
 
 CBSQL = Path(sys.executable).parent / "cbsql"
-
-
-def test_what_is_packed_comes_back():
-    tree = {
-        "tensor": th.arange(6.0).reshape(2, 3),
-        "scalar": th.tensor(3),
-        "nested": [{"flags": np.array([True, False])}, None, 1.5, "text", 2**100],
-        "number": np.int64(7),
-        "infinite": float("inf"),
-    }
-    text, arrays = pack(tree)
-    back = unpack(json.loads(json.dumps(text)), arrays)
-    np.testing.assert_array_equal(back["tensor"], tree["tensor"].numpy())
-    assert back["scalar"].shape == ()
-    np.testing.assert_array_equal(back["nested"][0]["flags"], [True, False])
-    assert back["nested"][1:] == [None, 1.5, "text", 2**100]
-    assert (back["number"], back["infinite"]) == (7, float("inf"))
-    with pytest.raises(TypeError, match="only arrays and JSON"):
-        pack({"code": print})
 
 
 class Written:
@@ -202,7 +182,9 @@ def everything(model, folder):
     scores = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
     replay = {name: ring for name, (ring, _) in model.replay_buffer.rings().items()}
     state = model.replay_buffer.state_dict()
-    _, arrays = pack([model.policy.state_dict(), model.temperature.state_dict(), replay, state])
+    arrays: dict[str, th.Tensor] = {}
+    parts = [model.policy.state_dict(), model.temperature.state_dict(), replay, state]
+    files.encode(parts, arrays, "all")
     lines = (folder / "progress.csv").read_text().count("\n")
     return arrays, scores, state["generator"], lines, model._n_updates
 
@@ -265,7 +247,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(tmp_path):
     huge = {"learning_starts": 10, "learning_rate": 1e30, "max_grad_norm": 1e30, "train_freq": 4}
     with pytest.raises(DivergenceError, match=r"(loss|weight) of update \d+ is not a finite"):
         train(RunSpec("CartPole-v1", "sql", 400, settings=huge), tmp_path)
-    assert {"/observations", "/actions"} <= set(load_file(tmp_path / "diverged.safetensors"))
+    assert {"observations", "actions"} <= set(load_file(tmp_path / "diverged.safetensors"))
 
 
 def test_sigterm_checkpoints_and_asks_to_be_queued_again(tmp_path):
@@ -326,7 +308,9 @@ def test_sigkill_at_random_moments(game, algorithm, frames, kills, tmp_path):
         spec.learner.load(tmp_path / name / "model.zip", buffer_size=1)
         for name in ("whole", "broken")
     ]
-    arrays = [pack([m.policy.state_dict(), m.temperature.state_dict()])[1] for m in models]
+    arrays = [{}, {}]
+    for model, found in zip(models, arrays, strict=True):
+        files.encode([model.policy.state_dict(), model.temperature.state_dict()], found, "all")
     for key, array in arrays[0].items():
         np.testing.assert_array_equal(arrays[1][key], array, err_msg=key)
     scores = [
