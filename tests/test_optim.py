@@ -1,4 +1,4 @@
-"""RMSProp against Torch's, and against a constant gradient by hand."""
+"""RMSProp and the clipping of gradients, against Torch's."""
 
 import copy
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch as th
 
-from cbsql.deep.optim import RMSprop
+from cbsql.deep.optim import RMSprop, clip_grad_norm
 
 
 def parameters(seed: int = 0) -> list[th.nn.Parameter]:
@@ -77,3 +77,15 @@ def test_a_constant_gradient_never_makes_a_weight_nan():
         weight.grad = gradient.clone()
         optimizer.step()
     assert np.isfinite(weight.detach().numpy()).all()
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 7.0, 1e9, float("inf")])
+def test_clips_as_torch_does(max_norm):
+    ours, theirs = parameters(), parameters()
+    for mine, its in zip(ours, theirs, strict=True):
+        mine.grad, its.grad = mine.detach().clone(), its.detach().clone()
+    ours.append(th.nn.Parameter(th.ones(3)))  # one without a gradient
+    clip_grad_norm(ours, max_norm)
+    th.nn.utils.clip_grad_norm_(theirs, max_norm)
+    for mine, its in zip(ours, theirs, strict=False):
+        assert th.equal(mine.grad, its.grad)

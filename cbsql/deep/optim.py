@@ -1,13 +1,22 @@
-"""RMSProp in one pass over the memory of a network."""
+"""Steps of optimisation with fewer passes over the memory of a network."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch as th
 from numpy.typing import NDArray
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from cbsql._jit import jit
+
+
+def clip_grad_norm(parameters: Sequence[th.Tensor], max_norm: float) -> None:
+    """:func:`torch.nn.utils.clip_grad_norm_`, which also multiplies what needs no clipping by 1."""
+    norm = get_total_norm([p.grad for p in parameters if p.grad is not None])
+    # On an accelerator, to ask would be to wait for it.
+    if norm.device.type != "cpu" or not norm + 1e-6 < max_norm:
+        clip_grads_with_norm_(parameters, max_norm, norm)
 
 
 class RMSprop(th.optim.RMSprop):

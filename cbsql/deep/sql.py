@@ -11,6 +11,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from cbsql.counts import default_counter, fit_counter
+from cbsql.deep.optim import clip_grad_norm
 from cbsql.deep.saving import SafeDQN
 from cbsql.operators import kl_cost, kl_from_uniform, mellowmax, soft_policy, soft_value
 from cbsql.replay import FrameReplayBuffer, IndexedReplayBuffer, stacked_frames
@@ -138,7 +139,7 @@ class SQL(SafeDQN):
             for parameter in learnt:
                 parameter.grad = None  # as zero_grad does, in a tenth of its time
             loss.backward()  # type: ignore[no-untyped-call]
-            th.nn.utils.clip_grad_norm_(learnt, self.max_grad_norm)
+            clip_grad_norm(learnt, self.max_grad_norm)
             self.policy.optimizer.step()
 
             self.temperature.update(counted.observations)

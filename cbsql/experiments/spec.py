@@ -10,7 +10,7 @@ import torch
 from stable_baselines3 import DQN
 
 from cbsql.deep import SQL, Munchausen, Rainbow
-from cbsql.deep.networks import MinAtarCNN
+from cbsql.deep.networks import FastNatureCNN, MinAtarCNN, RainbowCNN
 from cbsql.deep.optim import RMSprop
 from cbsql.temperature import Constant, CountBased, Greedy, Temperature
 
@@ -119,7 +119,7 @@ ATARI = Preset(
         "train_freq": 4,
         "target_update_interval": 10_000,
         "exploration_final_eps": 0.1,
-        "policy_kwargs": _RMSPROP,
+        "policy_kwargs": {**_RMSPROP, "features_extractor_class": FastNatureCNN},
     },
     exploration_steps=250_000,  # 1M frames
 )
@@ -200,6 +200,7 @@ RAINBOW_ATARI = _rainbow(
         "learning_starts": 20_000,  # 80,000 frames
         "target_update_interval": 8_000,  # 32,000 frames
     },
+    features_extractor_class=RainbowCNN,
 )
 # Discounted returns of good play are above the 10 to which Atari's clipped rewards are fitted.
 RAINBOW_MINATAR = _rainbow(MINATAR, MINATAR.steps, {}, v_max=30.0)
