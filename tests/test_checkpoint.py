@@ -276,12 +276,16 @@ def test_told_to_stop_by_a_signal_in_the_same_process(tmp_path):
         assert train(RUNS["sql"], tmp_path).num_timesteps == 768  # whole rollouts of 256
 
 
+def checkpoint_names(run):
+    return {path.name for path in (run / "checkpoints").glob("*.json")}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("game", "algorithm", "frames", "kills"),
     [
         *(
-            (game, algorithm, 4000, 20)
+            (game, algorithm, 25_000, 20)
             for game in ("CartPole-v1", "MinAtar/Breakout-v1")
             for algorithm in ("sql", "cbsql", "rainbow-cbsql")
         ),
@@ -293,15 +297,16 @@ def test_sigkill_at_random_moments(game, algorithm, frames, kills, tmp_path):
     arguments = ["--algorithm", algorithm, "--frames", str(frames), "--checkpoint-seconds", "0.2"]
     arguments += ["--set", "learning_starts=500", "--set", "buffer_size=2000"]
     command = [CBSQL, "train", game, *arguments, "--out"]
-    start = time.perf_counter()
     subprocess.run([*command, tmp_path / "whole"], check=True, capture_output=True)
-    seconds = time.perf_counter() - start
     rng = random.Random(f"{game} {algorithm}")
     for _ in range(kills):
+        before = checkpoint_names(tmp_path / "broken")
         process = subprocess.Popen([*command, tmp_path / "broken"], stdout=subprocess.DEVNULL)
-        time.sleep(rng.uniform(0.2, 1.0) * seconds)
+        while checkpoint_names(tmp_path / "broken") <= before and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.4))  # two checkpoints from now, anywhere in between
         process.kill()
-        process.wait()
+        assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
     subprocess.run([*command, tmp_path / "broken"], check=True, capture_output=True)
     spec = RunSpec(game, algorithm)
     models = [
