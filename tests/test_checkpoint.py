@@ -281,6 +281,7 @@ def checkpoint_names(run):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("game", "algorithm", "frames", "kills"),
     [
