@@ -41,12 +41,14 @@ def soft_policy(q: Tensor, beta: float | Tensor) -> Tensor:
 
     Uniform at ``beta = 0``; at ``beta = inf`` uniform over the actions that share the maximum.
     """
-    beta = _per_row(beta, q).to(q.dtype).unsqueeze(-1)
     below = q - q.amax(-1, keepdim=True)
-    greedy = torch.isinf(beta)
-    policy = torch.softmax(torch.where(greedy, 1.0, beta) * below, -1)
     best = (below == 0).to(q.dtype)
-    return torch.where(greedy, best / best.sum(-1, keepdim=True), policy)
+    best = best / best.sum(-1, keepdim=True)
+    if isinstance(beta, float) and beta == math.inf:
+        return best
+    beta = _per_row(beta, q).to(q.dtype).unsqueeze(-1)
+    greedy = torch.isinf(beta)
+    return torch.where(greedy, best, torch.softmax(torch.where(greedy, 1.0, beta) * below, -1))
 
 
 def kl_from_uniform(policy: Tensor) -> Tensor:
@@ -66,6 +68,8 @@ def kl_cost(policy: Tensor, beta: float | Tensor) -> Tensor:
 
     Zero at both ends: at ``beta = 0`` the soft policy is uniform, at ``inf`` deviation is free.
     """
+    if isinstance(beta, float) and beta == math.inf:
+        return policy.new_zeros(policy.shape[:-1])
     beta = _per_row(beta, policy)
     divergence = kl_from_uniform(policy)
     # A divergence this small is the rounding of a uniform policy, and a tiny beta would blow it up;

@@ -248,14 +248,14 @@ def test_values_are_those_of_the_formulas(parts):
     with net.temporary_noise(0), th.no_grad():
         if parts["categorical"]:
             probs = np.exp(q) / np.exp(q).sum(-1, keepdims=True)
-            assert net.log_probs(obs).exp().numpy() == pytest.approx(probs, abs=1e-6)
+            assert net.logits(obs).softmax(-1).numpy() == pytest.approx(probs, abs=1e-6)
             q = (probs * np.linspace(-10, 10, 51)).sum(-1)
         assert net(obs).numpy() == pytest.approx(q.reshape(3, 5), abs=1e-5)
 
 
 def test_expected_values_at_the_same_noise_as_the_distributions():
     net, obs = policy_of(n_atoms=11, v_min=-2.0, v_max=3.0).q_net, observations()
-    log_probs = net.log_probs(obs)
+    log_probs = net.logits(obs).log_softmax(-1)
     assert log_probs.shape == (3, 5, 11)
     th.testing.assert_close(log_probs.exp().sum(-1), th.ones(3, 5))
     atoms = th.tensor([-2.0 + 0.5 * i for i in range(11)])
@@ -271,7 +271,7 @@ def test_with_all_parts_off_it_is_the_network_of_dqn_from_the_same_seed(net_arch
         assert th.equal(a, b)
     assert th.equal(ours.q_net(obs), theirs.q_net(obs))
     with pytest.raises(ValueError, match="categorical"):
-        ours.q_net.log_probs(obs)
+        ours.q_net.logits(obs).log_softmax(-1)
 
 
 @pytest.mark.parametrize("parts", ALL_PARTS)
@@ -292,7 +292,9 @@ def test_policies_save_load_and_learn_in_all_their_parts(
     q = policy.q_net(obs)
     assert q.shape == (3, 5)
     if parts["categorical"]:
-        q = q + policy.q_net.log_probs(obs)[..., 0]  # the value stream cancels out of no atom
+        q = (
+            q + policy.q_net.logits(obs).log_softmax(-1)[..., 0]
+        )  # the value stream cancels out of no atom
     (q * th.randn(3, 5)).sum().backward()
     for name, parameter in policy.q_net.named_parameters():
         assert parameter.grad is not None, name

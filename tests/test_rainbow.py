@@ -68,8 +68,8 @@ def test_categorical_target_against_a_loop(beta, double):
     with th.no_grad():
         target = model._target(batch, beta).double().numpy()
         # The noise of the target stays in place until the next one.
-        online = model.q_net.log_probs(batch.next_observations).exp().double().numpy()
-        judge = model.q_net_target.log_probs(batch.next_observations).exp().double().numpy()
+        online = model.q_net.logits(batch.next_observations).softmax(-1).double().numpy()
+        judge = model.q_net_target.logits(batch.next_observations).softmax(-1).double().numpy()
     atoms = model.q_net.atoms.double().numpy()
     for i in range(32):
         q = (online if double else judge)[i] @ atoms
@@ -100,7 +100,7 @@ def test_loss_is_weighted_and_becomes_the_priority(categorical):
         loss = float(model._loss(batch, target))
         actions = batch.actions.flatten().tolist()
         if categorical:
-            log_probs = model.q_net.log_probs(batch.observations)
+            log_probs = model.q_net.logits(batch.observations).log_softmax(-1)
             errors = [
                 sum(
                     float(p) * (math.log(p) - float(log_probs[i, actions[i], j]))
@@ -137,7 +137,9 @@ def test_a_perfect_prediction_has_a_priority_in_spite_of_rounding():
     batch, _ = model._sample(256)
     rows = th.arange(256)
     with th.no_grad():
-        log_probs = model.q_net.log_probs(batch.observations)[rows, batch.actions.flatten()]
+        log_probs = model.q_net.logits(batch.observations).log_softmax(-1)[
+            rows, batch.actions.flatten()
+        ]
         target = (log_probs + 1e-6 * th.randn_like(log_probs)).softmax(1)
     divergence = th.nn.functional.kl_div(log_probs, target, reduction="none").sum(1)
     assert divergence.min() < 0

@@ -147,11 +147,11 @@ class RainbowNetwork(SafeFiles, QNetwork):
         """Expected values of the actions, (batch, actions)."""
         return self._expected(self.extract_features(obs, self.features_extractor))
 
-    def log_probs(self, obs: PyTorchObs) -> th.Tensor:
-        """Log-probabilities of the returns of the actions, (batch, actions, atoms)."""
+    def logits(self, obs: PyTorchObs) -> th.Tensor:
+        """Logits of the probabilities of the returns of the actions, (batch, actions, atoms)."""
         if not self.parts.categorical:
             raise ValueError("A network with categorical=False has values, not probabilities.")
-        return self._logits(self.extract_features(obs, self.features_extractor)).log_softmax(-1)
+        return self._logits(self.extract_features(obs, self.features_extractor))
 
     def _expected(self, features: th.Tensor) -> th.Tensor:
         logits = self._logits(features)

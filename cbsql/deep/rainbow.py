@@ -118,7 +118,7 @@ class Rainbow(SQL):
         self.policy.reset_noise()
         if not self.q_net.parts.categorical:
             return super()._target(batch, beta)
-        next_probs = self.q_net_target.log_probs(batch.next_observations).exp()
+        next_probs = self.q_net_target.logits(batch.next_observations).softmax(-1)
         policy_q = (
             self.q_net(batch.next_observations)
             if self.double
@@ -136,7 +136,8 @@ class Rainbow(SQL):
         actions = batch.actions.long()  # (batch, 1)
         if self.q_net.parts.categorical:
             rows = th.arange(len(actions), device=actions.device)
-            log_probs = self.q_net.log_probs(batch.observations)[rows, actions.flatten()]
+            logits = self.q_net.logits(batch.observations)[rows, actions.flatten()]
+            log_probs = logits.log_softmax(-1)  # (batch, atoms)
             # The divergence of the prediction from the target, (batch, 1).
             losses = F.kl_div(log_probs, target, reduction="none").sum(1, keepdim=True)
             errors = losses.clamp(min=0)  # rounding takes a divergence of zero below it
