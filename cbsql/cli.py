@@ -233,6 +233,38 @@ def evaluate(
         console.print(f"The first game is in [bold]{video}[/bold].")
 
 
+@app.command()
+def bench(
+    part: Annotated[
+        list[str] | None, typer.Option(help="loops|growth|batches|pair; all if none is given.")
+    ] = None,
+    game: Annotated[
+        list[str] | None, typer.Option(help="Of loops: breakout|MinAtar/Breakout-v1|CartPole-v1.")
+    ] = None,
+    threads: Annotated[int, typer.Option(help="Torch threads.", min=1)] = 2,
+    blocks: Annotated[int, typer.Option(help="Turns that each figure is a median of.", min=1)] = 9,
+    out: Annotated[Path | None, typer.Option(help="A file to write the report to, too.")] = None,
+) -> None:
+    """Measure the speed of training beside Stable-Baselines3's, in one run."""
+    from cbsql.experiments import bench as benchmark
+
+    chosen = {"--part": (part, benchmark.PARTS), "--game": (game, tuple(benchmark.BLOCK_STEPS))}
+    with _input_errors():
+        for option, (given, known) in chosen.items():
+            for name in given or ():
+                if name not in known:
+                    raise ValueError(f"{option} takes {', '.join(known)}, not {name!r}.")
+        parts, games = (list(given or known) for given, known in chosen.values())
+        if out:
+            _make_folder(out.parent).rmdir()
+    lines = []
+    for line in benchmark.report(parts, games, threads, blocks):
+        lines.append(line)
+        print(line, flush=True)
+    if out:
+        out.write_text("\n".join(lines) + "\n")
+
+
 def _parse_number(text: str) -> int:
     """The number that 3M, 500K or 1_000 means."""
     factor = {"K": 1_000, "M": 1_000_000}.get(text[-1:].upper(), 1)

@@ -29,18 +29,17 @@ class CoinFlipNetwork:
     between states as the value network does, which hashing cannot; it needs an update for every
     change in counts, and remembers the latest `memory` updates only.
 
-    Args:
-        observation_space: Box, Discrete, MultiDiscrete, MultiBinary or Dict of these; images with
-            channels first, as Stable-Baselines3 gives them to its networks.
-        coins: flips for each update.
-        memory: updates remembered, with their observations; counts above it cannot be learnt.
-        hidden: width of the two layers after the features (for images, those of the Nature CNN).
-        batch_size: remembered updates in a gradient step.
-        gradient_steps: for every call of `update`.
-        learning_rate: of Adam.
-        max_count: the largest count returned.
-        device: where networks and memory live.
-        seed: of the flips, of the initial weights and of the gradient steps.
+    :param observation_space: Box, Discrete, MultiDiscrete, MultiBinary or Dict of these; images
+        with channels first, as Stable-Baselines3 gives them to its networks
+    :param coins: flips for each update
+    :param memory: updates remembered, with their observations; counts above it cannot be learnt
+    :param hidden: width of the two layers after the features (for images, those of the Nature CNN)
+    :param batch_size: remembered updates in a gradient step
+    :param gradient_steps: for every call of `update`
+    :param learning_rate: of Adam
+    :param max_count: the largest count returned
+    :param device: where networks and memory live
+    :param seed: of the flips, of the initial weights and of the gradient steps
     """
 
     def __init__(

@@ -60,14 +60,13 @@ class CTS:
 
     Images are batches of symbols, uint8 of shape (B, *shape), each below `levels`.
 
-    Args:
-        shape: height and width of the images.
-        levels: grey levels, a power of two from 2 to 16.
-        location_dependent: one tree for every pixel position (the default), or one shared by all.
-        max_count: the largest pseudo-count returned, also where the model has nothing left to
-            learn from a frame (rho' <= rho), for which the formula has no value.
-        threads: worker threads of a location-dependent model; results do not depend on it. One is
-            right for sweeps, which fill a machine with one process per core.
+    :param shape: height and width of the images
+    :param levels: grey levels, a power of two from 2 to 16
+    :param location_dependent: one tree for every pixel position (the default), or one shared by all
+    :param max_count: the largest pseudo-count returned, also where the model has nothing left to
+        learn from a frame (rho' <= rho), for which the formula has no value
+    :param threads: worker threads of a location-dependent model; results do not depend on it. One
+        is right for sweeps, which fill a machine with one process per core
     """
 
     def __init__(

@@ -25,11 +25,10 @@ class PixelCounter:
     Stable-Baselines3 reads its space. The density model sees the newest frame, in grey, averaged
     over the area of each of its pixels and rounded, in as many grey levels as it has symbols.
 
-    Args:
-        density: the model, for example ``CTS((42, 42))``; any size works with any image.
-        observation_space: of uint8 images in [0, 255]: (H, W), (H, W, C) or (C, H, W).
-        frame_channels: how many channels are one frame: 1 for grey or 3 for RGB. By default 3 where
-            the number of channels is a multiple of 3, so that a stack of 3 grey frames needs a 1.
+    :param density: the model, for example ``CTS((42, 42))``; any size works with any image
+    :param observation_space: of uint8 images in [0, 255]: (H, W), (H, W, C) or (C, H, W)
+    :param frame_channels: how many channels are one frame: 1 for grey or 3 for RGB. By default 3
+        where the number of channels is a multiple of 3, so that a stack of 3 grey frames needs a 1
     """
 
     def __init__(

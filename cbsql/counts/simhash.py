@@ -24,14 +24,13 @@ class SimHash:
 
     A dict observation is the concatenation of its values in the order of their sorted keys.
 
-    Args:
-        size: number of components of a state.
-        k: bits of a code. 32 suits vectors of up to some dozens of components.
-        scale: one typical size for all components, or one for each.
-        standardize: hash (s - mean) / deviation with the running statistics of the updates instead
-            of s. As they move, so do the cells, and a state may lose counts: better with a fixed
-            `scale` where the sizes are known.
-        seed: of A. Codes are comparable between counters with equal arguments only.
+    :param size: number of components of a state
+    :param k: bits of a code. 32 suits vectors of up to some dozens of components
+    :param scale: one typical size for all components, or one for each
+    :param standardize: hash (s - mean) / deviation with the running statistics of the updates
+        instead of s. As they move, so do the cells, and a state may lose counts: better with a
+        fixed `scale` where the sizes are known
+    :param seed: of A. Codes are comparable between counters with equal arguments only
     """
 
     def __init__(
