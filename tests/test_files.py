@@ -32,6 +32,7 @@ from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer
 from cbsql import CBSQL, SQL, Munchausen, Rainbow, files
 from cbsql.counts import CTS, CoinFlipNetwork, ExactCounter, SimHash
 from cbsql.deep.policies import RainbowNetwork, RainbowPolicy
+from cbsql.deep.stored import load_replay
 from cbsql.files import FileError
 from cbsql.replay import (
     FrameReplayBuffer,
@@ -39,7 +40,6 @@ from cbsql.replay import (
     PrioritizedFrameReplayBuffer,
     PrioritizedReplayBuffer,
 )
-from cbsql.replay.stored import load_replay
 from cbsql.temperature import CountBased, Linear
 
 GOLDEN = Path(__file__).parent / "data" / "cbsql_cartpole_v1.zip"

@@ -14,7 +14,7 @@ from stable_baselines3.common.utils import FloatSchedule, check_for_correct_spac
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from cbsql import files
-from cbsql.replay.stored import REPLAY_SUFFIX, load_replay, save_replay
+from cbsql.deep.stored import REPLAY_SUFFIX, load_replay, save_replay
 from cbsql.temperature import Temperature
 
 Self = TypeVar("Self", bound="SafeDQN")
