@@ -11,7 +11,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
 from cbsql.counts import default_counter, fit_counter
-from cbsql.deep.optim import clip_grad_norm
+from cbsql.deep.optim import clipped_step
 from cbsql.deep.saving import SafeDQN
 from cbsql.operators import kl_cost, kl_from_uniform, mellowmax, soft_policy, soft_value
 from cbsql.replay import FrameReplayBuffer, IndexedReplayBuffer, stacked_frames
@@ -139,8 +139,7 @@ class SQL(SafeDQN):
             for parameter in learnt:
                 parameter.grad = None  # as zero_grad does, in a tenth of its time
             loss.backward()  # type: ignore[no-untyped-call]
-            clip_grad_norm(learnt, self.max_grad_norm)
-            self.policy.optimizer.step()
+            clipped_step(self.policy.optimizer, learnt, self.max_grad_norm)
 
             self.temperature.update(counted.observations)
 
