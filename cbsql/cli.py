@@ -233,6 +233,27 @@ def evaluate(
         console.print(f"The first game is in [bold]{video}[/bold].")
 
 
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Runs or results, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("report"),
+) -> None:
+    """Make one page of everything below some folders: tables, curves, statistics, every run."""
+    from cbsql.experiments.report.collect import collect
+    from cbsql.experiments.report.page import make_page
+
+    with _input_errors():
+        found = collect(folders)
+        if not found.results and not found.chains:
+            folder, reason = found.unread[0]
+            raise ValueError(f"There is nothing to report: {folder} {reason}.")
+    with _output_folder(out) as staging:
+        (staging / "index.html").write_text(make_page(found, out), encoding="utf-8")
+    for folder, reason in found.unread:
+        console.print(f"Left out: {folder} {reason}.", markup=False, soft_wrap=True)
+    console.print(f"Look at [bold]{out / 'index.html'}[/bold].")
+
+
 def _parse_number(text: str) -> int:
     """The number that 3M, 500K or 1_000 means."""
     factor = {"K": 1_000, "M": 1_000_000}.get(text[-1:].upper(), 1)
