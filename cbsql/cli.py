@@ -8,16 +8,20 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from cbsql.deep import SQL
+    from cbsql.experiments.spec import RunSpec
 
 app = typer.Typer(
     help="Maximum-entropy reinforcement learning without tuning a temperature.",
@@ -203,14 +207,9 @@ def evaluate(
 ) -> None:
     """Play test episodes with what a run has learnt."""
     from cbsql.experiments import runner
-    from cbsql.experiments.spec import RunSpec
 
     with _input_errors():
-        if not (run / "run.json").is_file():
-            raise ValueError(f"{run} is not the folder of a run: it has no run.json.")
-        fields = json.loads((run / "run.json").read_text())["spec"]
-        fields["settings"] = {}
-        spec = RunSpec(**fields)
+        spec, load = _open_run(run)
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, not {episodes}.")
         if video and video.suffix != ".mp4":
@@ -218,8 +217,7 @@ def evaluate(
         if video:
             _make_folder(video.parent).rmdir()
     with _input_errors():
-        model = spec.learner.load(run / "model.zip", buffer_size=1)
-        scores = runner.evaluate(spec, model, episodes, seed, video)
+        scores = runner.evaluate(spec, load(), episodes, seed, video)
     shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"
     if episodes > 1:
         deviation = scores.std(ddof=1)
@@ -252,6 +250,45 @@ def report(
     for folder, reason in found.unread:
         console.print(f"Left out: {folder} {reason}.", markup=False, soft_wrap=True)
     console.print(f"Look at [bold]{out / 'index.html'}[/bold].")
+
+
+@app.command()
+def view(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="The page to write: FILE.html.")] = Path("view.html"),
+    seed: Annotated[int, typer.Option(help="Seed of the game.")] = 1_000_000,
+    steps: Annotated[int, typer.Option(help="Agent steps to show at most.")] = 2_000,
+) -> None:
+    """Play one test game and make a page that shows what the agent saw, counted and trusted."""
+    from cbsql.checkpoint import write_file
+    from cbsql.experiments.view import make_view, play
+
+    with _input_errors():
+        spec, load = _open_run(run)
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, not {steps}.")
+        if out.suffix != ".html":
+            raise ValueError(f"--out takes the name of an .html file, not {out}.")
+        _make_folder(out.parent).rmdir()
+        game = play(spec, load(), seed, steps)
+    write_file(out, make_view(game).encode())
+    console.print(f"Look at [bold]{out}[/bold].")
+
+
+def _open_run(run: Path) -> "tuple[RunSpec, Callable[[], SQL]]":
+    """What was run in a folder, and a function that loads what was learnt."""
+    from cbsql.experiments.spec import RunSpec
+
+    if not (run / "run.json").is_file():
+        raise ValueError(f"{run} is not the folder of a run: it has no run.json.")
+    if not (run / "model.zip").is_file():
+        raise ValueError(f"The run in {run} has no model.zip: it is not finished yet.")
+    try:
+        fields = json.loads((run / "run.json").read_text())["spec"]
+        spec = RunSpec(**{**fields, "settings": {}})
+    except (KeyError, TypeError, UnicodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{run / 'run.json'} is damaged: {error}.") from None
+    return spec, lambda: spec.learner.load(run / "model.zip", buffer_size=1)
 
 
 def _parse_number(text: str) -> int:

@@ -45,13 +45,13 @@ function path(points) {
 
 // Draws `options.series`, each with x, y and perhaps low and high, into a container. Others may be
 // `label` (for screen readers), `xName`, `zero` (start the y axis there), `reference` (a level),
-// `pick` (told an x that was clicked) and `format` (of x). Returns a function that marks an x.
+// `pick` (told an x that was clicked) and `formatY`. Returns a function that marks an x.
 function lineChart(container, options) {
   const readout = element("output", { class: "readout" });
   let index = null, mark = () => {}, marked = null;
   const series = options.series;
   const grid = [...series].sort((a, b) => b.x.length - a.x.length)[0]?.x ?? [];
-  const showX = options.format ?? format;
+  const formatY = options.formatY ?? format;
 
   function draw() {
     const width = container.clientWidth, height = container.clientHeight;
@@ -67,10 +67,10 @@ function lineChart(container, options) {
     for (const y of ticks(y0, y1, height / 45)) {
       svg.append(
         element("svg:line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: toY(y), y2: toY(y) }),
-        element("svg:text", { x: margin.left - 6, y: toY(y) + 4, "text-anchor": "end" }, format(y)));
+        element("svg:text", { x: margin.left - 6, y: toY(y) + 4, "text-anchor": "end" }, formatY(y)));
     }
     for (const x of ticks(x0, x1, width / 80)) {
-      svg.append(element("svg:text", { x: toX(x), y: height - margin.bottom + 15, "text-anchor": "middle" }, showX(x)));
+      svg.append(element("svg:text", { x: toX(x), y: height - margin.bottom + 15, "text-anchor": "middle" }, format(x)));
     }
     if (options.xName) {
       svg.append(element("svg:text", { x: width - margin.right, y: height - 4, "text-anchor": "end" }, options.xName));
@@ -105,12 +105,12 @@ function lineChart(container, options) {
       if (index === null) return;
       const at = grid[index];
       pointer.append(element("svg:line", { class: "rule", x1: toX(at), x2: toX(at), y1: margin.top, y2: height - margin.bottom }));
-      readout.append(`${options.xName ?? ""} ${showX(at)}`);
+      readout.append(`${options.xName ?? ""} ${format(at)}`);
       for (const one of series) {
         const i = nearest(one.x, at);
         if (one.y[i] === null || one.y[i] === undefined) continue;
         pointer.append(element("svg:circle", { class: "dot", style: `--c:${one.colour}`, cx: toX(one.x[i]), cy: toY(one.y[i]), r: 4 }));
-        readout.append(element("div", {}, element("i", { style: `--c:${one.colour}` }), `${one.name} ${format(one.y[i])}`));
+        readout.append(element("div", {}, element("i", { style: `--c:${one.colour}` }), `${one.name} ${formatY(one.y[i])}`));
       }
       const left = toX(at) < width / 2;
       readout.style.left = left ? `${toX(at) + 10}px` : "";
