@@ -51,11 +51,14 @@ def show_version() -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/demo"),
 ) -> None:
-    """Reproduce the paper's chain-walk figure, then train CBSQL on CartPole and test it."""
+    """Reproduce the chain-walk figure, train on CartPole and MinAtar, and make the report page."""
     chain(out=out / "chain")
     train("CartPole-v1", frames="20K", out=out / "cartpole")
     evaluate(out / "cartpole", episodes=20)
-    console.print(f"Look at [bold]{out / 'chain' / 'figure.png'}[/bold].")
+    for algorithm in ("dqn", "cbsql"):
+        train("MinAtar/Breakout-v1", algorithm, frames="10K", out=out / f"breakout-{algorithm}")
+    view(out / "breakout-cbsql", out=out / "view.html")
+    report([out], out=out / "report")
 
 
 @reproduce.command()
