@@ -302,3 +302,17 @@ def test_names_in_prose():
     names = ("dqn", "sql 100", "rainbow-cbsql", "munchausen", "cbsql kappa=0.1")
     shown = ["DQN", "SQL β=100", "Rainbow-CBSQL", "Munchausen", "CBSQL kappa=0.1"]
     assert [title(name) for name in names] == shown
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_its_pages(tmp_path, browser):
+    with chdir(tmp_path):
+        done = CliRunner().invoke(app, ["demo"])
+    assert done.exit_code == 0, done.output
+    page = browser(tmp_path / "runs" / "demo" / "report" / "index.html")
+    assert page.complaints == []
+    assert page.evaluate("document.querySelectorAll('#all tbody tr').length") == 3
+    assert page.evaluate("document.querySelectorAll('#chain-chart .ink').length") == 5
+    page = browser(tmp_path / "runs" / "demo" / "view.html")
+    page.wait_for("document.documentElement.dataset.ready")
+    assert page.complaints == []
