@@ -34,7 +34,7 @@ LEAST_FOR_VERDICT = 10
 """Runs of each algorithm. Three against three could not differ significantly in any ranking."""
 
 _OTHER_COLOURS = ("#807dba", "#fd8d3c", "#41ab5d", "#8c6d31", "#ce6dbd")
-_DASHES = {"sql 10": "1 3", "sql 100": "6 3", "sql 1000": "2 3", "munchausen": "8 3 2 3"}
+_DASHES = {"sql 10": "4 2", "sql 100": "8 3", "sql 1000": "2 3", "munchausen": "8 3 2 3"}
 
 
 def render(template: str, **content: Any) -> str:
