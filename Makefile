@@ -20,7 +20,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
-demo: $(INSTALLED)  ## reproduce the chain-walk figure and say where to look
+demo: $(INSTALLED)  ## reproduce the chain-walk figure, train a little, make the pages
 	@$(BIN)/cbsql demo
 
 test: $(INSTALLED)  ## all but the slow tests

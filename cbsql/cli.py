@@ -8,16 +8,20 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 from rich.markdown import Markdown
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from cbsql.deep import SQL
+    from cbsql.experiments.spec import RunSpec
 
 app = typer.Typer(
     help="Maximum-entropy reinforcement learning without tuning a temperature.",
@@ -47,11 +51,14 @@ def show_version() -> None:
 def demo(
     out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("runs/demo"),
 ) -> None:
-    """Reproduce the paper's chain-walk figure, then train CBSQL on CartPole and test it."""
+    """Reproduce the chain-walk figure, train on CartPole and MinAtar, and make the report page."""
     chain(out=out / "chain")
     train("CartPole-v1", frames="20K", out=out / "cartpole")
     evaluate(out / "cartpole", episodes=20)
-    console.print(f"Look at [bold]{out / 'chain' / 'figure.png'}[/bold].")
+    for algorithm in ("dqn", "cbsql"):
+        train("MinAtar/Breakout-v1", algorithm, frames="10K", out=out / f"breakout-{algorithm}")
+    view(out / "breakout-cbsql", out=out / "view.html")
+    report([out], out=out / "report")
 
 
 @reproduce.command()
@@ -203,14 +210,9 @@ def evaluate(
 ) -> None:
     """Play test episodes with what a run has learnt."""
     from cbsql.experiments import runner
-    from cbsql.experiments.spec import RunSpec
 
     with _input_errors():
-        if not (run / "run.json").is_file():
-            raise ValueError(f"{run} is not the folder of a run: it has no run.json.")
-        fields = json.loads((run / "run.json").read_text())["spec"]
-        fields["settings"] = {}
-        spec = RunSpec(**fields)
+        spec, load = _open_run(run)
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, not {episodes}.")
         if video and video.suffix != ".mp4":
@@ -218,8 +220,7 @@ def evaluate(
         if video:
             _make_folder(video.parent).rmdir()
     with _input_errors():
-        model = spec.learner.load(run / "model.zip", buffer_size=1)
-        scores = runner.evaluate(spec, model, episodes, seed, video)
+        scores = runner.evaluate(spec, load(), episodes, seed, video)
     shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"
     if episodes > 1:
         deviation = scores.std(ddof=1)
@@ -263,6 +264,66 @@ def bench(
         print(line, flush=True)
     if out:
         out.write_text("\n".join(lines) + "\n")
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Runs or results, or folders of them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the page.")] = Path("report"),
+) -> None:
+    """Make one page of everything below some folders: tables, curves, statistics, every run."""
+    from cbsql.experiments.report.collect import collect
+    from cbsql.experiments.report.page import make_page
+
+    with _input_errors():
+        found = collect(folders)
+        if not found.results and not found.chains:
+            folder, reason = found.unread[0]
+            raise ValueError(f"There is nothing to report: {folder} {reason}.")
+    with _output_folder(out) as staging:
+        (staging / "index.html").write_text(make_page(found, out), encoding="utf-8")
+    for folder, reason in found.unread:
+        console.print(f"Left out: {folder} {reason}.", markup=False, soft_wrap=True)
+    console.print(f"Look at [bold]{out / 'index.html'}[/bold].")
+
+
+@app.command()
+def view(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    out: Annotated[Path, typer.Option(help="The page to write: FILE.html.")] = Path("view.html"),
+    seed: Annotated[int, typer.Option(help="Seed of the game.")] = 1_000_000,
+    steps: Annotated[int, typer.Option(help="Agent steps to show at most.")] = 2_000,
+) -> None:
+    """Play one test game and make a page that shows what the agent saw, counted and trusted."""
+    from cbsql.checkpoint import write_file
+    from cbsql.experiments.view import make_view, play
+
+    with _input_errors():
+        spec, load = _open_run(run)
+        if steps < 1:
+            raise ValueError(f"steps must be at least 1, not {steps}.")
+        if out.suffix != ".html":
+            raise ValueError(f"--out takes the name of an .html file, not {out}.")
+        _make_folder(out.parent).rmdir()
+        game = play(spec, load(), seed, steps)
+    write_file(out, make_view(game).encode())
+    console.print(f"Look at [bold]{out}[/bold].")
+
+
+def _open_run(run: Path) -> "tuple[RunSpec, Callable[[], SQL]]":
+    """What was run in a folder, and a function that loads what was learnt."""
+    from cbsql.experiments.spec import RunSpec
+
+    if not (run / "run.json").is_file():
+        raise ValueError(f"{run} is not the folder of a run: it has no run.json.")
+    if not (run / "model.zip").is_file():
+        raise ValueError(f"The run in {run} has no model.zip: it is not finished yet.")
+    try:
+        fields = json.loads((run / "run.json").read_text())["spec"]
+        spec = RunSpec(**{**fields, "settings": {}})
+    except (KeyError, TypeError, UnicodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{run / 'run.json'} is damaged: {error}.") from None
+    return spec, lambda: spec.learner.load(run / "model.zip", buffer_size=1)
 
 
 def _parse_number(text: str) -> int:

@@ -76,6 +76,27 @@ def test_hypothesis_finds_no_difference_from_the_naive_tree(data):
 
 
 @VARIANTS
+@pytest.mark.parametrize("shape", [(1, 7), (4, 5)])
+def test_pixels_are_those_of_the_naive_tree(shape, location_dependent):
+    frames = blobs(np.random.default_rng(0), 40, shape, 8)
+    model = CTS(shape, location_dependent=location_dependent)
+    naive = NaiveCTS(shape, 8, location_dependent)
+    model.update(frames)
+    for frame in frames:
+        naive.update(frame)
+    expected = [
+        [
+            math.log(naive.trees[tree].probability(context, symbol))
+            for tree, context, symbol in naive._pixels(frame)
+        ]
+        for frame in frames
+    ]
+    log_p = model.pixel_log_prob(frames)  # (frames, height, width)
+    np.testing.assert_allclose(log_p.reshape(len(frames), -1), expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(log_p.sum((1, 2)), model.log_prob(frames)[0], rtol=1e-12)
+
+
+@VARIANTS
 def test_log_rho_after_is_what_a_copy_returns_after_a_real_update(location_dependent):
     rng = np.random.default_rng(0)
     frames = blobs(rng, 96, (9, 11), 8)

@@ -1,42 +1,124 @@
 """What README, Makefile and constraints promise."""
 
 import importlib.metadata
+import importlib.util
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import typer
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from cbsql.cli import app
+
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
+DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
+DOCUMENTS += sorted(ROOT.glob("results/*/README.md"))
+
+# What the text of a document presupposes before its first lines of Python.
+BEFORE = {
+    "counts.md": """
+import numpy as np
+from cbsql.counts import ExactCounter
+counter, x = ExactCounter(), np.arange(3)
+counter.update(x)
+s = counter.state_dict()
+""",
+    "files.md": """
+import gymnasium
+from cbsql import Rainbow, files
+from cbsql.deep.policies import RainbowPolicy
+env = gymnasium.make("CartPole-v1")
+model = Rainbow("MlpPolicy", env, buffer_size=100, learning_starts=10)
+model.learn(20)
+counter = model.temperature
+CBSQL = Rainbow  # the last lines are about its policies
+""",
+    "replay.md": """
+import numpy as np
+from gymnasium import spaces
+from cbsql.replay import PrioritizedReplayBuffer
+space = spaces.Box(0, 255, (4, 84, 84), np.uint8)
+buffer = PrioritizedReplayBuffer(64, space, spaces.Discrete(2), rng=np.random.default_rng(0))
+obs = next_obs = np.zeros((1, 4, 84, 84), np.uint8)
+for _ in range(8):
+    buffer.add(obs, next_obs, np.zeros((1, 1)), np.zeros(1), np.zeros(1), [{}])
+progress, td_errors = 0.5, lambda batch: batch.rewards
+obs = next_obs = np.zeros((8, 4, 84, 84), np.uint8)
+actions, rewards, dones, infos = np.zeros((8, 1), int), np.zeros(8), np.zeros(8), [{}] * 8
+""",
+}
 
 
-def blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+def blocks(document, language):
+    text = document.read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("block", blocks("python"))
-def test_python_of_the_readme_runs(block, tmp_path):
-    subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True)
+@pytest.mark.parametrize(
+    "document", [d for d in DOCUMENTS if blocks(d, "python")], ids=lambda d: d.name
+)
+def test_python_of_the_documents_runs(document, tmp_path):
+    code = "\n".join([BEFORE.get(document.name, ""), *blocks(document, "python")])
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
 
 
-@pytest.mark.parametrize("block", blocks("sh"))
-def test_commands_of_the_readme_run(block, tmp_path):
-    for line in filter(None, block.splitlines()):
-        command = line.split("#")[0].split()
-        if command[0] == "make":  # known to the Makefile; what they do, CI and other tests run
-            subprocess.run([*command, "--dry-run"], cwd=ROOT, check=True, capture_output=True)
-        else:
-            assert command[0] == "cbsql"
+def test_commands_of_the_readme_run(tmp_path):
+    for line in commands(ROOT / "README.md"):
+        command = shlex.split(line)
+        if command[0] == "cbsql":
             program = Path(sys.executable).parent / command[0]
             subprocess.run([program, *command[1:]], cwd=tmp_path, check=True)
 
 
+def commands(document):
+    """The lines of its shell blocks, a loop standing for its first turn."""
+    text = "\n".join(blocks(document, "sh")).replace("\\\n", " ")
+    for name, values in re.findall(r"for (\w+) in ([^;]+);", text):
+        text = text.replace(f"${name}", values.split()[0])
+    lines = [line.split(" #")[0].strip() for line in text.splitlines()]
+    return [line for line in lines if line and not re.match("for |done", line)]
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if commands(d)], ids=str)
+def test_commands_of_the_documents_are_understood(document):
+    """Most would take long: what they do, other tests run; here, whether such a command exists."""
+    for line in commands(document):
+        environment, program, *arguments = re.match(r"((?:\w+=\S+ )*)(\S+) ?(.*)", line).groups()
+        arguments = shlex.split(*arguments)
+        if program == "cbsql":
+            command = typer.main.get_command(app)
+            while hasattr(command, "commands") and arguments != ["--help"]:
+                name, *arguments = arguments
+                command = command.commands[name]
+            if arguments != ["--help"]:
+                command.make_context(name, arguments)  # refuses what it does not know
+        elif program == "make":
+            subprocess.run([program, *arguments, "--dry-run"], cwd=ROOT, check=True)
+        elif program == "python" and arguments[0] == "-m":
+            assert importlib.util.find_spec(arguments[1])
+        elif program == "python":
+            assert (ROOT / arguments[0]).is_file()
+        else:  # SB3's own tests, which need its repository
+            assert "pytest" in program
+            assert environment
+
+
+def test_code_quoted_in_the_method_is_the_code():
+    for block in blocks(ROOT / "docs" / "method.md", "py"):
+        name, *quoted = block.splitlines()
+        lines = iter((ROOT / name.removeprefix("# ")).read_text().splitlines())
+        assert quoted
+        for line in quoted:
+            assert line in lines, (name, line)  # in this order
+
+
 def test_links_of_the_documents_exist():
-    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
+    for document in DOCUMENTS:
         for target in re.findall(r"\]\(([^)#]+)", document.read_text()):
             assert "://" in target or (document.parent / target).exists(), (document, target)
 

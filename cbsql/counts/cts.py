@@ -121,6 +121,15 @@ class CTS:
         log_rho, gain = self._query(frames)
         return log_rho, log_rho + gain
 
+    def pixel_log_prob(self, frames: Symbols | torch.Tensor) -> Floats:
+        """log p of every pixel given those before it, (B, H, W); they add up to log rho."""
+        frames = self._check(frames)
+        log_p = np.empty(frames.shape)
+        values, children, _ = self._pool.arrays
+        for frame, out in zip(frames, log_p, strict=True):
+            _query_pixels(frame, values, children, self._bits, self.location_dependent, out)
+        return np.log(log_p, out=log_p)
+
     def count(self, frames: Symbols | torch.Tensor) -> Floats:
         """Pseudo-counts n = rho (1 - rho') / (rho' - rho) of frames (B, H, W).
 
@@ -582,6 +591,22 @@ def _query_shared(
         _predict(paths, prior, p_after)
         _take_logs(p, p_after)
         _sum(p, p_after, slots, sums[:, y])
+
+
+@jit()
+def _query_pixels(
+    frame: Symbols, values: Floats, children: Nodes, bits: int, by_location: bool, p: Floats
+) -> None:
+    """P(symbol | context) of each pixel, (H, W)."""
+    height, width = frame.shape
+    keys = np.empty(width, np.uint32)
+    paths = np.empty((3, _DEPTH + 1, width))
+    for y in range(height):
+        _row_keys(frame, y, bits, keys)
+        for x in range(width):
+            row, root = (y, 1 + x) if by_location else (0, 1)
+            _load(values[row], children[row], bits, keys[x], root, paths, x)
+        _predict(paths, 1.0 / (1 << bits), p[y])
 
 
 @jit()

@@ -262,7 +262,7 @@ def _write_csv(path: Path, rows: list[dict[str, Any]]) -> None:
             writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in row.items()})
 
 
-_COLOURS = {
+COLOURS = {
     "Q-learning": "#555555",
     "SQL 10": "#9ecae1",
     "SQL 100": "#4292c6",
@@ -285,8 +285,8 @@ def _plot_curves(axes: Axes, result: ChainResult, names: list[str]) -> None:
         style: dict[str, Any] = {"linewidth": 1.2, "linestyle": (0, (5, 1))} if extra else {}
         if name == "CBSQL":
             style = {"linewidth": 2.2, "zorder": 5}
-        axes.plot(episodes, mean, color=_COLOURS[name], label=name, **style)
-        axes.fill_between(episodes, mean - half, mean + half, color=_COLOURS[name], alpha=0.2, lw=0)
+        axes.plot(episodes, mean, color=COLOURS[name], label=name, **style)
+        axes.fill_between(episodes, mean - half, mean + half, color=COLOURS[name], alpha=0.2, lw=0)
     axes.set(
         xlabel="training episode",
         ylabel="return without noise",

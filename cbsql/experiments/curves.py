@@ -26,7 +26,7 @@ RUN_COLUMNS = (
     *("game", "algorithm", "seed", "last_100_games"),
     *("steps", "updates", "seconds", "commit", "command"),
 )
-_COLOURS = {
+COLOURS = {
     **{"dqn": "#555555", "sql 100": "#4292c6", "sql 1000": "#084594", "cbsql": "#d7301f"},
     **{"rainbow": "#555555", "rainbow-sql 100": "#4292c6", "rainbow-sql 1000": "#084594"},
     **{"rainbow-cbsql": "#d7301f", "munchausen": "#41ab5d"},
@@ -135,7 +135,7 @@ def _order(name: str) -> tuple[int, str]:
 
 def _draw(axes: Axes, runs: list[Run], column: int, name: str) -> None:
     """The mean over seeds; the band goes from the lowest to the highest of them."""
-    colour = _COLOURS.get(name, "#807dba")
+    colour = COLOURS.get(name, "#807dba")
     curves = np.array([run.curve() for run in runs])  # (seeds, bins, 5)
     steps, values = curves[0, :, 0] / 1000, curves[:, :, column]
     seen = np.isfinite(values).all(axis=0)

@@ -1,0 +1,411 @@
+"""From results to one HTML page that needs nothing but a browser."""
+
+import math
+import os
+from collections.abc import Iterable
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import numpy as np
+from numpy.typing import NDArray
+
+from cbsql.envs.chain_walk import Retreat
+from cbsql.experiments import chain, curves
+from cbsql.experiments.paper import TABLE_1, TABLE_2, Table
+from cbsql.experiments.report.collect import Chain, Collection, Result
+from cbsql.experiments.statistics import (
+    HUMAN,
+    LEAST_RUNS,
+    bootstrap_interval,
+    human_normalised,
+    interquartile_mean,
+    performance_profile,
+    probability_of_improvement,
+)
+
+Floats = NDArray[np.float64]
+
+EPISODES_PER_POINT = 3
+"""Of the chain-walk's curves, to keep the page small."""
+
+LEAST_FOR_VERDICT = 10
+"""Runs of each algorithm. Three against three could not differ significantly in any ranking."""
+
+_OTHER_COLOURS = ("#807dba", "#fd8d3c", "#41ab5d", "#8c6d31", "#ce6dbd")
+_DASHES = {"sql 10": "4 2", "sql 100": "8 3", "sql 1000": "2 3", "munchausen": "8 3 2 3"}
+
+
+def render(template: str, **content: Any) -> str:
+    """A page from one of the templates beside this file."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    environment.filters.update(number=number, title=title, share="{:.2f}".format)
+    return environment.get_template(template).render(**content)
+
+
+def number(value: float, signed: bool = False) -> str:
+    """Three digits, with a true minus sign."""
+    if not math.isfinite(value):
+        return "\N{EN DASH}" if math.isnan(value) else "∞"
+    digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+    text = "0" if value == 0 else digits.replace("-", "\N{MINUS SIGN}")
+    return "+" + text if signed and value > 0 else text
+
+
+def title(algorithm: str) -> str:
+    """An algorithm's name as it is written in prose."""
+    name, _, rest = algorithm.partition(" ")
+    words = [word if word == "munchausen" else word.upper() for word in name.split("-")]
+    words = [{"RAINBOW": "Rainbow", "munchausen": "Munchausen"}.get(w, w) for w in words]
+    constant = f" {rest}" if not rest[:1].isdigit() else f" β={rest}"
+    return "-".join(words) + (constant if rest else "")
+
+
+def make_page(found: Collection, out: Path) -> str:
+    """The report on a collection, to be opened from the folder ``out``."""
+    groups = [_group(name, list(rows)) for name, rows in _by_group(found.results)]
+    readings = [_chain(one) for one in sorted(found.chains, key=_usual_first)]
+    algorithms = sorted({result.algorithm for result in found.results}, key=_rank)
+    figures = {
+        "chains": readings,
+        "legend": [_style(algorithm) for algorithm in algorithms],
+        "groups": [{"name": group["name"], "charts": group["charts"]} for group in groups],
+        "profiles": [group["profile"] for group in groups],
+    }
+    return render(
+        "page.html",
+        figures=_finite(figures),
+        groups=groups,
+        readings=readings,
+        early=_early(readings),
+        tables=[_paper_table(table, found.results) for table in (TABLE_1, TABLE_2)],
+        runs=[_row(result, out) for result in sorted(found.results, key=_order)],
+        chains=[_chain_row(one, out) for one in found.chains],
+        unread=found.unread,
+        counts=_counts(found),
+        least_runs=LEAST_RUNS,
+    )
+
+
+def _counts(found: Collection) -> dict[str, Any]:
+    results = found.results
+    made = [*results, *found.chains]
+    commits = {one.commit for one in results} | {one.record["commit"] for one in found.chains}
+    return {
+        "runs": len(results),
+        "algorithms": len({one.algorithm for one in results}),
+        "games": len({one.game for one in results}),
+        "hours": sum(one.seconds for one in results) / 3600,
+        "commits": len(commits) if made else 0,
+        "versions": sorted({one.version for one in results if one.version}),
+    }
+
+
+def _usual_first(one: Chain) -> bool:
+    usual, spec = chain.ChainSpec(), one.record["arguments"]
+    return bool((spec["retreat"], spec["end"]) != (usual.retreat, usual.end))
+
+
+def _early(readings: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """In how many readings CBSQL has the best mean of the paper's algorithms, by window."""
+    complete = [dict(r["table"]) for r in readings if len(r["windows"]) == len(chain.WINDOWS)]
+    paper = list(chain.COLOURS)[:5]
+    complete = [table for table in complete if set(paper) <= set(table)]
+    if not complete:
+        return None
+    ahead = [
+        sum(max(paper, key=lambda name: table[name][i]) == "CBSQL" for table in complete)
+        for i in range(len(chain.WINDOWS))
+    ]
+    return {"windows": list(zip(chain.WINDOWS, ahead, strict=True)), "readings": len(complete)}
+
+
+def _order(result: Result) -> tuple[Any, ...]:
+    return _suite(result), result.game, _rank(result.algorithm), result.seed
+
+
+def _rank(algorithm: str) -> tuple[int, str]:
+    known = list(curves.COLOURS)
+    name = " ".join(algorithm.split()[:2])
+    return (known.index(name) if name in known else len(known)), algorithm
+
+
+def _suite(result: Result) -> tuple[str, int, str]:
+    """Runs that may be compared: the same kind of game, training time and protocol."""
+    if result.is_atari:
+        return "Atari", result.frames, f"frames, {result.protocol} protocol"
+    kind = result.game.split("/")[0] if result.game.startswith("MinAtar/") else result.game
+    return kind, result.steps, "steps"
+
+
+def _by_group(results: Iterable[Result]) -> Iterable[tuple[str, Iterable[Result]]]:
+    for (kind, time, unit), rows in groupby(sorted(results, key=_order), key=_suite):
+        yield f"{kind}, {time:,} {unit}", rows
+
+
+def _group(name: str, results: list[Result]) -> dict[str, Any]:
+    """All that is said about runs that may be compared."""
+    tested = all("game" in result.tests for result in results)
+    games = sorted({result.game for result in results})
+    algorithms = sorted({result.algorithm for result in results}, key=_rank)
+    scores = {  # of each run, by seed
+        (game, algorithm): {
+            r.seed: float(r.tests["game"].mean()) if tested else r.training
+            for r in results
+            if (r.game, r.algorithm) == (game, algorithm)
+        }
+        for game in games
+        for algorithm in algorithms
+    }
+    return {
+        "name": name,
+        "measure": "test games" if tested else "the last 100 training games",
+        "algorithms": algorithms,
+        "rows": [(game, [_cell(scores[game, a]) for a in algorithms]) for game in games],
+        "charts": [_chart(game, results, algorithms) for game in games],
+        **_compare(games, algorithms, scores, human=all(game in HUMAN for game in games)),
+    }
+
+
+def _cell(by_seed: dict[int, float]) -> dict[str, Any] | None:
+    """Mean over runs, and its interval where there are enough of them."""
+    if not by_seed:
+        return None
+    values = np.array(list(by_seed.values()))[:, None]
+    return {"runs": len(values), "mean": float(values.mean()), "interval": _interval(_mean, values)}
+
+
+def _mean(scores: Floats) -> Floats:
+    return np.asarray(scores.mean((-2, -1)))
+
+
+def _interval(statistic: Any, *samples: Floats) -> list[float] | None:
+    enough = all(len(scores) >= LEAST_RUNS for scores in samples)
+    return bootstrap_interval(statistic, *samples).tolist() if enough else None
+
+
+def _compare(
+    games: list[str],
+    algorithms: list[str],
+    scores: dict[tuple[str, str], dict[int, float]],
+    human: bool,
+) -> dict[str, Any]:
+    """Statistics over games, of the games and seeds that every algorithm has."""
+    shared = [g for g in games if all(scores[g, a] for a in algorithms)]
+    tables = {}
+    for a in algorithms:
+        seeds = sorted(set.intersection(*(set(scores[g, a]) for g in shared)) if shared else ())
+        tables[a] = np.array([[scores[g, a][s] for g in shared] for s in seeds])
+    none: dict[str, Any] = {"aggregates": [], "improvements": [], "profile": None, "scale": ""}
+    if len(algorithms) < 2 or any(len(table) < LEAST_RUNS for table in tables.values()):
+        return none
+    ours = next((a for a in reversed(algorithms) if a.split()[0].endswith("cbsql")), None)
+    improvements = [
+        _improvement(ours, a, tables[ours], tables[a]) for a in algorithms if ours and a != ours
+    ]
+    if len(shared) < 2:
+        return {**none, "improvements": improvements}  # over one game there is nothing to average
+    everything = np.concatenate(list(tables.values()))  # (runs of all algorithms, games)
+    low, high = everything.min(0), everything.max(0)
+    if human:
+        scaled = {
+            a: np.stack([human_normalised(g, t[:, i]) for i, g in enumerate(shared)], axis=1)
+            for a, t in tables.items()
+        }
+    elif (high > low).any():
+        told = high > low  # games in which all scored the same tell nothing
+        scaled = {a: (t - low)[:, told] / (high - low)[told] for a, t in tables.items()}
+    else:
+        return {**none, "improvements": improvements}
+    thresholds = np.linspace(0, 1, 41)
+    return {
+        "improvements": improvements,
+        "scale": "human" if human else "range",
+        "aggregates": [
+            {
+                "algorithm": a,
+                "iqm": float(interquartile_mean(table)),
+                "interval": _interval(interquartile_mean, table),
+            }
+            for a, table in scaled.items()
+        ],
+        "profile": {
+            "series": [
+                {
+                    **_style(a),
+                    "x": thresholds,
+                    "y": performance_profile(table, thresholds),
+                    **_band(
+                        bootstrap_interval(lambda x: performance_profile(x, thresholds), table)
+                    ),
+                }
+                for a, table in scaled.items()
+            ],
+        },
+    }
+
+
+def _improvement(ours: str, other: str, x: Floats, y: Floats) -> dict[str, Any]:
+    low, high = bootstrap_interval(probability_of_improvement, x, y).tolist()
+    verdict = "scores higher than" if low > 0.5 else "scores lower than"
+    if low <= 0.5 <= high:
+        verdict = "cannot be told from"
+    if min(x.size, y.size) < LEAST_FOR_VERDICT:
+        verdict = "has too few runs to be told from"
+    probability = float(probability_of_improvement(x, y))
+    shown = {"ours": ours, "other": other, "probability": probability, "interval": [low, high]}
+    return {**shown, "verdict": verdict}
+
+
+def _style(algorithm: str, colours: dict[str, str] = curves.COLOURS) -> dict[str, Any]:
+    base = " ".join(algorithm.split()[:2])
+    spare = _OTHER_COLOURS[sum(algorithm.encode()) % len(_OTHER_COLOURS)]
+    return {
+        "name": title(algorithm) if colours is curves.COLOURS else algorithm,
+        "colour": colours.get(base, spare),
+        "dash": _DASHES.get(base.lower().removeprefix("rainbow-"), ""),
+        "strong": "cbsql" in algorithm.lower(),
+    }
+
+
+def _band(ends: Floats) -> dict[str, Floats]:
+    return {"low": ends[0], "high": ends[1]}
+
+
+def _chart(game: str, results: list[Result], algorithms: list[str]) -> dict[str, Any]:
+    """Curves of one game: means over seeds, with bands from the lowest seed to the highest."""
+    series = []
+    for algorithm in algorithms:
+        runs = [r for r in results if (r.game, r.algorithm) == (game, algorithm) and len(r.curve)]
+        if not runs:
+            continue
+        stacked = np.stack([run.curve for run in runs])  # (seeds, bins, 5)
+        steps = stacked[0, :, 0]
+        seconds = np.mean([run.seconds for run in runs])
+        style = {**_style(algorithm), "seeds": len(runs)}
+        style["steps"] = steps
+        style["frames"] = steps * (runs[0].frames / runs[0].steps)
+        style["hours"] = steps / runs[0].steps * seconds / 3600
+        for column, quantity in ((1, "score"), (3, "beta"), (4, "count")):
+            values = stacked[:, :, column]
+            # Where some seed has nothing to show, neither has the mean.
+            if np.isfinite(values).all(0).any():
+                mean, low, high = values.mean(0), values.min(0), values.max(0)
+                style[quantity] = {"y": mean, "low": low, "high": high}
+        series.append(style)
+    return {"game": game, "series": series}
+
+
+def _chain(one: Chain) -> dict[str, Any]:
+    spec = one.record["arguments"]
+    windows = [(a, b) for a, b in chain.WINDOWS if b <= min(map(len, one.curves.values()))]
+    series = []
+    for name, rows in one.curves.items():
+        points = len(rows) // EPISODES_PER_POINT
+        means = rows[: points * EPISODES_PER_POINT].reshape(points, EPISODES_PER_POINT, 3).mean(1)
+        middle = EPISODES_PER_POINT * (np.arange(points) + 0.5) + 0.5
+        ends = _band(means[:, 1:].T)
+        style = _style(name, chain.COLOURS)
+        style["extra"] = name in list(chain.COLOURS)[5:]
+        series.append({**style, "x": middle, "y": means[:, 0], **ends})
+    return {
+        "name": f"{spec['retreat']}, {spec['end']}",
+        "runs": spec["runs"],
+        "optimum": chain.optimal_return(Retreat[spec["retreat"]]),
+        "windows": windows,
+        "table": [
+            (name, [float(rows[a - 1 : b, 0].mean()) for a, b in windows])
+            for name, rows in one.curves.items()
+        ],
+        "series": series,
+    }
+
+
+def _paper_table(table: Table, results: list[Result]) -> dict[str, Any]:
+    """The paper's cells beside ours, of runs that are as long as its own."""
+    games = list(dict.fromkeys(game for game, _ in table.published))
+    algorithms = list(dict.fromkeys(algorithm for _, algorithm in table.published))
+    ours: dict[tuple[str, str], list[Result]] = {key: [] for key in table.published}
+    for result in results:
+        key = (result.game, result.algorithm)
+        if key in ours and result.frames == table.frames and result.protocol == "nature":
+            ours[key].append(result)
+    return {
+        "table": table,
+        "algorithms": algorithms,
+        "rows": [
+            (
+                game,
+                [
+                    {"published": table.published[game, a], **_ours(table, game, a, ours[game, a])}
+                    for a in algorithms
+                ],
+            )
+            for game in games
+        ],
+        "run": sum(map(bool, ours.values())),
+        "cells": len(ours),
+    }
+
+
+def _ours(table: Table, game: str, algorithm: str, runs: list[Result]) -> dict[str, Any]:
+    tested = [run for run in runs if "game" in run.tests]
+    cell: dict[str, Any] = {"runs": len(runs), "tested": len(tested), "kinds": []}
+    published = table.published[game, algorithm][0]
+    for kind in ("game", "life"):
+        last = [run.tests[kind][-table.test_games :] for run in tested if kind in run.tests]
+        if last:
+            means = np.array([scores.mean() for scores in last])[:, None]
+            pooled = np.concatenate(last)
+            cell["kinds"].append(
+                {
+                    "kind": kind,
+                    "mean": float(means.mean()),
+                    "deviation": float(pooled.std(ddof=1)) if len(pooled) > 1 else math.nan,
+                    "interval": _interval(_mean, means),
+                    "difference": float(means.mean()) - published,
+                    "human": float(human_normalised(game, means).mean())
+                    if kind == "game"
+                    else None,
+                }
+            )
+    return cell
+
+
+def _row(result: Result, out: Path) -> dict[str, Any]:
+    tests = result.tests.get("game")
+    return {
+        "result": result,
+        "group": "{}, {:,} {}".format(*_suite(result)),
+        "test": float(tests.mean()) if tests is not None else math.nan,
+        "link": _link(result.folder, out),
+    }
+
+
+def _chain_row(one: Chain, out: Path) -> dict[str, Any]:
+    spec = one.record["arguments"]
+    shown = {key: one.record.get(key) or "" for key in ("command", "commit", "seconds")}
+    return {**shown, "seed": spec.get("seed", ""), "link": _link(one.folder, out), "spec": spec}
+
+
+def _link(folder: Path, out: Path) -> str:
+    """Relative, so that the page may be moved together with the runs."""
+    return Path(os.path.relpath(folder, out)).as_posix()
+
+
+def _finite(value: Any) -> Any:
+    """For JSON: arrays as lists of five digits, and null where there is no number."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_finite(part) for part in value]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value

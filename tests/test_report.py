@@ -1,0 +1,318 @@
+"""The report: its numbers against hand-worked ones, its page in a real browser, damaged input."""
+# ruff: noqa: RUF001 (the page has true minus signs, dashes and apostrophes)
+
+import csv
+import json
+import os
+import shutil
+from collections import defaultdict
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from browser import open_browser
+from typer.testing import CliRunner
+
+from cbsql.cli import app
+from cbsql.experiments.report.collect import collect
+from cbsql.experiments.report.page import make_page, number, title
+from cbsql.experiments.runner import COLUMNS
+
+ROOT = Path(__file__).parents[1]
+
+
+def write_run(folder, game="breakout", algorithm="cbsql", seed=0, steps=750_000, level=1, **more):
+    """A run of 50 games at even distances: scores grow from `level` to 50 `level`."""
+    folder.mkdir(parents=True)
+    spec = {"game": game, "algorithm": algorithm, "beta": 100.0, "kappa": 0.01, "seed": seed}
+    record = {
+        "spec": {**spec, "protocol": "nature", "settings": {}},
+        **{"finished": True, "steps": steps, "updates": 7, "seconds": 7200, "commit": "abc"},
+        **{"command": "cbsql train", "machine": {}, "versions": {"cbsql": "0.1.0"}, **more},
+    }
+    (folder / "run.json").write_text(json.dumps(record))
+    with (folder / "episodes.csv").open("w") as file:
+        rows = csv.writer(file)
+        rows.writerow(COLUMNS)
+        for i in range(1, 51):
+            rows.writerow(("game", i * steps // 50, 0, 0, 0, level * i, 5))
+    beta = "".join(f"{i * steps // 50},{i},{100 * i}\n" for i in range(1, 51))
+    header = "time/total_timesteps,train/beta_mean,train/count_mean\n"
+    (folder / "progress.csv").write_text(header + (beta if "cbsql" in algorithm else ""))
+    return folder
+
+
+def write_tests(folder, games, lives=()):
+    rows = [("game", score, 9) for score in games] + [("life", score, 3) for score in lives]
+    with (folder / "test.csv").open("w") as file:
+        csv.writer(file).writerows([("kind", "score", "length_steps"), *rows])
+
+
+def report(*arguments, cwd):
+    with chdir(cwd):
+        done = CliRunner().invoke(app, ["report", *map(str, arguments)])
+    assert done.exception is None or isinstance(done.exception, SystemExit)
+    return done
+
+
+@contextmanager
+def chdir(folder):  # contextlib has one from Python 3.11 on
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    with open_browser(tmp_path_factory.mktemp("profile")) as open_page:
+        yield open_page
+
+
+def cell(page, table, game, column):
+    """The text of a cell of one of the paper's tables."""
+    return page.evaluate(
+        f"[...document.querySelectorAll('.paper')[{table}].querySelectorAll('tbody tr')]"
+        f".find((row) => row.cells[0].textContent === '{game}').cells[{column}]"
+        ".innerText.replace(/\\s+/g, ' ')"
+    )
+
+
+def test_the_papers_table_has_its_numbers_and_ours(tmp_path, browser):
+    for seed, mean in enumerate((8.0, 10.0, 12.0)):
+        run = write_run(tmp_path / f"cbsql-{seed}", seed=seed)
+        # Only the last 100 count: before them are games that would change every figure.
+        write_tests(run, [999.0] * 5 + [mean - 1, mean + 1] * 50, lives=[mean / 5] * 100)
+    for seed in range(2):
+        run = write_run(tmp_path / f"dqn-{seed}", algorithm="dqn", seed=seed)
+        write_tests(run, [5.9 + seed] * 100)
+    write_run(tmp_path / "sql", algorithm="sql")
+    write_run(tmp_path / "short", game="pong", steps=1000)
+    out = tmp_path / "report"
+    assert report(".", cwd=tmp_path).exit_code == 0
+    page = browser(out / "index.html")
+    ours = cell(page, 0, "breakout", 4)
+    # Deviation of games around 8, 10 and 12, each 1 from its mean: sqrt((4 + 0 + 4) / 3 + 1).
+    assert "paper 8.2 ± 6.1" in ours
+    assert "game 10.0 ± 1.92 [8.00, 12.0] +1.80" in ours
+    assert "0.288 of a human’s" in ours  # (10 - 1.7) / (30.5 - 1.7)
+    assert "life 2.00 ± 0.327 [1.60, 2.40] −6.20" in ours
+    dqn = cell(page, 0, "breakout", 1)
+    assert "game 6.40" in dqn
+    assert "2 seeds: no interval" in dqn
+    assert "+0.500" in dqn
+    assert "trained, not tested" in cell(page, 0, "breakout", 2)
+    assert cell(page, 0, "pong", 4) == "paper 17.56 ± 2 not run"  # runs of other lengths are none
+    assert "not run" in cell(page, 1, "qbert", 3)
+
+
+def test_the_repositorys_results_are_all_there(tmp_path, browser):
+    page_text = make_page(collect([ROOT / "results"]), tmp_path)
+    assert page_text == make_page(collect([ROOT / "results"]), tmp_path)  # the same, byte by byte
+    (tmp_path / "index.html").write_text(page_text)
+    assert len(page_text) < 1_000_000
+    runs, scores = 0, defaultdict(list)
+    for table in (ROOT / "results").glob("*/runs.csv"):
+        for row in csv.DictReader(table.open()):
+            runs += 1
+            scores[row["game"], row["algorithm"]].append(float(row["last_100_games"]))
+    page = browser(tmp_path / "index.html")
+    assert page.evaluate("document.querySelectorAll('#all tbody tr').length") == runs
+    shown = page.evaluate(
+        "Object.fromEntries([...document.querySelectorAll('#numbers ~ .scroll tbody tr')]"
+        ".map((row) => [row.cells[0].textContent,"
+        "[...row.cells].at(-1).querySelector('b').textContent]))"
+    )
+    games = {game for game, algorithm in scores if algorithm == "cbsql"}
+    assert shown == {game: number(np.mean(scores[game, "cbsql"])) for game in games}
+    for link in page.evaluate("[...document.querySelectorAll('#all a')].map((a) => a.href)"):
+        assert Path(link.removeprefix("file://")).is_dir()
+
+
+@pytest.fixture(scope="module")
+def example(tmp_path_factory):
+    """Two algorithms with five seeds in two games, CBSQL twice as good, and a chain-walk."""
+    root = tmp_path_factory.mktemp("example")
+    for game in ("Breakout", "Asterix"):
+        for algorithm, level in (("dqn", 1), ("cbsql", 2)):
+            for seed in range(5):
+                name = f"runs/{game}-{algorithm}-{seed}"
+                write_run(
+                    *(root / name, f"MinAtar/{game}-v1", algorithm, seed, 50_000),
+                    level + seed / 100,
+                    command=f"cbsql train </script><script>alert({seed})",
+                )
+    shutil.copytree(ROOT / "results" / "chain" / "back-timelimit", root / "runs" / "chain")
+    assert report("runs", cwd=root).exit_code == 0
+    return root / "report" / "index.html"
+
+
+@pytest.mark.parametrize(
+    "look", [{}, {"dark": True}, {"width": 390, "height": 844}], ids=["light", "dark", "phone"]
+)
+def test_the_page_is_drawn_offline_without_complaints(example, browser, look):
+    page = browser(example, **look)
+    assert page.complaints == []
+    assert page.requests == [example.as_uri()]
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate("document.querySelectorAll('.chart svg').length") == 1 + 2 + 2 + 1
+    ink = page.evaluate("getComputedStyle(document.body).color")
+    assert ink == ("rgb(236, 236, 234)" if look.get("dark") else "rgb(29, 29, 31)")
+    page.click("#theme")
+    assert page.evaluate("getComputedStyle(document.body).color") != ink
+
+
+def test_the_verdict_is_that_of_the_scores(example, browser):
+    page = browser(example)
+    text = page.evaluate("document.querySelector('.findings').innerText.replace(/\\s+/g, ' ')")
+    assert "CBSQL scores higher than DQN (a run scores higher with probability 1.00" in text
+
+
+READOUT = "document.querySelector('{} .readout').innerText"
+
+
+def test_curves_are_followed_by_pointer_and_keys(example, browser):
+    page = browser(example)
+    place = "[data-quantity=score] figure:nth-child(2) .chart"  # MinAtar/Breakout-v1
+    assert "Breakout" in page.evaluate(
+        f"document.querySelector('{place}').previousSibling.textContent"
+    )
+    page.move(f"{place} svg", x=0.999)
+    read = page.evaluate(READOUT.format(place))
+    assert read.split("\n") == ["steps 50K", "DQN 51", "CBSQL 101"]  # 50 (level + 0.02)
+    page.evaluate(f"document.querySelector('{place} svg').focus()")
+    for key, steps in (("Home", "1000"), ("ArrowRight", "2000"), ("End", "50K")):
+        page.press(key)
+        assert page.evaluate(READOUT.format(place)).startswith(f"steps {steps}")
+    page.press("Escape")
+    assert page.evaluate(READOUT.format(place)) == ""
+    page.click("input[value=hours]")
+    page.evaluate(f"document.querySelector('{place} svg').focus()")
+    page.press("End")
+    assert page.evaluate(READOUT.format(place)).startswith("hours 2\n")
+    page.click("#curve-legend button:first-child")
+    page.evaluate(f"document.querySelector('{place} svg').focus()")
+    page.press("End")
+    assert page.evaluate(READOUT.format(place)).split("\n") == ["hours 2", "CBSQL 101"]
+    trust = "[data-trust] .chart"
+    for value, shown in (("beta", "CBSQL 50"), ("count", "CBSQL 5000")):
+        page.click(f"input[value={value}]")
+        page.evaluate(f"document.querySelector('{trust} svg').focus()")
+        page.press("End")
+        assert page.evaluate(READOUT.format(trust)).endswith(shown)
+    assert page.complaints == []
+
+
+def test_controls_of_chain_and_list(example, browser):
+    page = browser(example)
+    lines = "document.querySelectorAll('#chain-chart .ink').length"
+    assert page.evaluate(lines) == 5
+    page.click("#extras")
+    assert page.evaluate(lines) == 8
+    page.click("#chain-legend button")
+    assert page.evaluate(lines) == 7
+    shown = "[...document.querySelectorAll('#all tbody tr')].filter((row) => !row.hidden).length"
+    assert page.evaluate(shown) == 20
+    page.evaluate(
+        "(() => { const f = document.getElementById('filter'); f.value = 'asterix cbsql';"
+        "f.dispatchEvent(new Event('input')); })()"
+    )
+    assert page.evaluate(shown) == 5
+    assert page.evaluate("document.getElementById('shown').textContent") == "5 of 20 runs"
+    page.click("#all tbody tr:not([hidden]) .copy")
+    assert "</script>" in page.evaluate("getSelection().toString()")
+    assert page.complaints == []
+
+
+DAMAGES = {
+    "truncated record": lambda run: (run / "run.json").write_text('{"command": "cbs'),
+    "record of nothing": lambda run: (run / "run.json").write_text("null"),
+    "no record": lambda run: (run / "run.json").unlink(),
+    "no scores": lambda run: (run / "episodes.csv").unlink(),
+    "half a line": lambda run: (run / "episodes.csv").write_text(",".join(COLUMNS) + "\ngame,12"),
+    "binary": lambda run: (run / "progress.csv").write_bytes(bytes(range(128, 256))),
+    "no number": lambda run: (run / "test.csv").write_text("kind,score,length_steps\ngame,x,1\n"),
+    "no steps": lambda run: (run / "run.json").write_text(
+        json.dumps({"spec": {"game": "pong", "algorithm": "dqn", "seed": 1}, "finished": True})
+    ),
+    "unfinished": lambda run: (run / "run.json").write_text(
+        json.dumps({"spec": {"game": "pong"}, "finished": False})
+    ),
+}
+
+
+def test_damaged_runs_are_listed_and_the_rest_is_shown(tmp_path, browser):
+    write_run(tmp_path / "runs" / "good")
+    write_run(tmp_path / "runs" / "good again")
+    write_run(tmp_path / "runs" / "newer", seed=1, versions={"cbsql": "9.9.9"})
+    for name, damage in DAMAGES.items():
+        damage(write_run(tmp_path / "runs" / name, seed=2))
+    (tmp_path / "empty").mkdir()
+    done = report("runs", "empty", "nowhere", cwd=tmp_path)
+    assert done.exit_code == 0, done.stderr
+    page = browser(tmp_path / "report" / "index.html")
+    assert page.evaluate("document.querySelectorAll('#all tbody tr').length") == 2
+    listed = page.evaluate(
+        "[...document.querySelectorAll('#unread ~ ul li')].map((item) => item.innerText)"
+    )
+    expected = {*(f"runs/{name}" for name in DAMAGES), "runs/good again", "empty", "nowhere"}
+    folders = {next(name for name in expected if item.startswith(name + " ")) for item in listed}
+    assert folders == expected
+    assert len(listed) == len(expected)
+    assert "several versions of cbsql (0.1.0, 9.9.9)" in page.evaluate(
+        "document.body.innerText.replace(/\\s+/g, ' ')"
+    )
+    text = " ".join(done.stdout.split())
+    assert "runs/unfinished is not finished" in text
+    assert "nowhere is not a folder" in text
+
+
+def test_nothing_to_report_is_one_sentence(tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("in the way")
+    done = report("empty", cwd=tmp_path)
+    assert done.exit_code == 2
+    assert "There is nothing to report: empty holds no runs." in " ".join(done.stderr.split())
+    write_run(tmp_path / "run")
+    done = report("run", "--out", "file/out", cwd=tmp_path)
+    assert done.exit_code == 2
+    assert "The output folder file/out cannot be written" in " ".join(done.stderr.split())
+    assert not (tmp_path / "report").exists()
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (0, "0"),
+        (5.2499, "5.25"),
+        (-0.126, "−0.126"),
+        (1234.5, "1,234"),
+        (np.nan, "–"),
+        (278, "278"),
+    ],
+)
+def test_numbers_have_three_digits(value, shown):
+    assert number(value) == shown
+
+
+def test_names_in_prose():
+    names = ("dqn", "sql 100", "rainbow-cbsql", "munchausen", "cbsql kappa=0.1")
+    shown = ["DQN", "SQL β=100", "Rainbow-CBSQL", "Munchausen", "CBSQL kappa=0.1"]
+    assert [title(name) for name in names] == shown
+
+
+@pytest.mark.slow
+def test_the_demo_ends_with_its_pages(tmp_path, browser):
+    with chdir(tmp_path):
+        done = CliRunner().invoke(app, ["demo"])
+    assert done.exit_code == 0, done.output
+    page = browser(tmp_path / "runs" / "demo" / "report" / "index.html")
+    assert page.complaints == []
+    assert page.evaluate("document.querySelectorAll('#all tbody tr').length") == 3
+    assert page.evaluate("document.querySelectorAll('#chain-chart .ink').length") == 5
+    page = browser(tmp_path / "runs" / "demo" / "view.html")
+    page.wait_for("document.documentElement.dataset.ready")
+    assert page.complaints == []
