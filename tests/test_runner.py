@@ -79,10 +79,7 @@ def test_a_run_leaves_scores_logs_and_a_model(algorithm, kind, tmp_path):
     assert {"score", "beta"} == set(reports[-1][1])
     loaded = SQL.load(tmp_path / "model.zip")
     assert isinstance(loaded.temperature, kind)
-    assert (
-        evaluate(spec, loaded, episodes=3, seed=5).tolist()
-        == evaluate(spec, model, episodes=3, seed=5).tolist()
-    )
+    assert evaluate(spec, loaded, games=3, seed=5) == evaluate(spec, model, games=3, seed=5)
 
 
 @pytest.mark.parametrize("game", ["MinAtar/Asterix-v1", "freeway"])
@@ -97,8 +94,8 @@ def test_the_film_is_the_first_game(game, tmp_path):
         return np.array([len(played) // 30 % 2 + 1]), None
 
     model.predict = predict
-    scores = evaluate(spec, model, 1, seed=3, video=tmp_path / "film.mp4")
-    assert len(scores) == 1
+    games = evaluate(spec, model, 1, seed=3, video=tmp_path / "film.mp4")
+    assert games[-1].length_steps == len(played)
     film = cv2.VideoCapture(str(tmp_path / "film.mp4"))
     pictures = [picture for ok, picture in iter(film.read, (False, None)) if ok]
     assert len(pictures) == len(played)
