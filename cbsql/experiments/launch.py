@@ -9,6 +9,7 @@ import os
 import pickle
 import platform
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from importlib import import_module
@@ -139,6 +140,8 @@ def run_process(
     have the same effect: the child's input ends, on which it saves and exits with EX_TEMPFAIL.
     """
     stop = stop or threading.Event()
+    if stop.is_set():  # before there was room for it
+        return os.EX_TEMPFAIL
     with (
         job.log.open("ab") as log,
         subprocess.Popen(
@@ -233,7 +236,6 @@ class LocalLauncher:
     def stop(self) -> None:
         """Start no more jobs, and have those that run save and exit."""
         self._stop.set()
-        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def default_workers(jobs: Sequence[Job]) -> int:
@@ -254,9 +256,10 @@ class RayLauncher:
         except ImportError:
             raise ValueError("--ray needs Ray: pip install 'cbsql[ray]'.") from None
         try:
+            _check_address(address)
             ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
-        except (ConnectionError, RuntimeError, ValueError) as error:
-            reason = str(error).splitlines()[0]
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = " ".join(str(error).split())
             raise ValueError(f"No Ray cluster answers at {address}: {reason}") from None
         self.workers = int(ray.cluster_resources().get("CPU", 0))
         # If a node dies, its runs are started on others, however often; that a run itself dies is
@@ -279,6 +282,14 @@ class RayLauncher:
         """Start no more jobs, and have those that run save and exit."""
         for ref in self._refs:
             self._ray.cancel(ref)
+
+
+def _check_address(address: str) -> None:
+    """Fail at once where ``ray.init`` would wait for minutes."""
+    address = os.environ.get("RAY_ADDRESS", address) if address == "auto" else address
+    if address != "auto":
+        host, _, port = address.removeprefix("ray://").rpartition(":")
+        socket.create_connection((host, int(port)), timeout=10).close()
 
 
 class Watcher(Protocol):
@@ -333,8 +344,6 @@ def _result(future: "Future[int]", job: Job) -> tuple[int, str]:
     """Exit code of a job, and what there is to say about it."""
     try:
         code = future.result()
-    except CancelledError:
-        return os.EX_TEMPFAIL, "cancelled"
     except Exception as error:  # of the system, or of Ray
         return 1, " ".join(str(error).split()) or repr(error)
     if code < 0:
