@@ -80,6 +80,8 @@ def measure(algorithm: str, updates: int) -> dict[str, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--updates", type=int, default=300)
+    names = ("dqn", "sql", "cbsql", "rainbow", "rainbow-cbsql")
+    parser.add_argument("--algorithms", nargs="+", choices=names, default=names)
     parser.add_argument("--give-back", action="store_true", help="leave memory to the allocator")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -91,7 +93,7 @@ def main() -> None:
     )
     print("| algorithm |", " | ".join(PARTS), "| all |")
     print("|---|" + "---|" * (len(PARTS) + 1))
-    for algorithm in ("dqn", "sql", "cbsql", "rainbow", "rainbow-cbsql"):
+    for algorithm in arguments.algorithms:
         parts = measure(algorithm, arguments.updates)
         shown = " | ".join(f"{parts[part]:.2f}" for part in PARTS)
         print(f"| {algorithm} | {shown} | {sum(parts.values()):.2f} |", flush=True)

@@ -6,8 +6,8 @@ once, so that a checkpoint costs what is new since the one before.
 """
 
 import hashlib
+import io
 import json
-import os
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 import torch as th
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load as load_arrays
-from safetensors.numpy import save as save_arrays
 
-FORMAT = 1
+from cbsql import files
+
+FORMAT = 2
 KEPT = 2
 """Checkpoints that stay on disk: if the newest one is damaged, the one before it is used."""
 SEGMENT_BYTES = 2**26
@@ -51,16 +50,17 @@ class Checkpoints:
         """Of the latest checkpoint: file, checksum, and the items of each ring in it."""
 
     def save(self, name: str, state: Any, rings: Mapping[str, Ring]) -> int:
-        """Write a checkpoint of nested dicts and lists of arrays and JSON; returns its new bytes.
+        """Write a checkpoint of what :mod:`cbsql.files` can hold; returns its new bytes.
 
         Names sort in the order of the checkpoints. When this returns, the checkpoint is on disk.
         """
         try:
             self.folder.mkdir(exist_ok=True)
             segments, segment_bytes = self._write_segments(name, rings)
-            tree, arrays = pack(state)
-            entry = self._write(f"{name}.state", arrays)
-            manifest = {"format": FORMAT, "tree": tree, "arrays": entry, "segments": segments}
+            tensors: dict[str, th.Tensor] = {}
+            tree = files.encode(state, tensors, "state")
+            entry = self._write(f"{name}.state", tensors)
+            manifest = {"format": FORMAT, "tree": tree, "tensors": entry, "segments": segments}
             text = json.dumps(manifest)
             sealed = json.dumps({"sha256": _digest(text.encode()), "manifest": text})
             write_file(self.folder / f"{name}.json", sealed.encode())
@@ -85,11 +85,11 @@ class Checkpoints:
                 manifest = self._read_manifest(path)
                 for entry in manifest["segments"]:  # all of them, before anything changes
                     self._read_file(entry)
-                state = unpack(manifest["tree"], self._read(manifest["arrays"]))
+                state = files.decode(manifest["tree"], self._read(manifest["tensors"]))
                 for entry in manifest["segments"]:
                     for name, items in self._read(entry).items():
                         rows, first = rings[name].rows, entry["first"][name]
-                        rows[np.arange(first, first + len(items)) % len(rows)] = items
+                        rows[np.arange(first, first + len(items)) % len(rows)] = items.numpy()
             except CheckpointError as error:
                 damages.append(str(error))
                 continue
@@ -113,32 +113,33 @@ class Checkpoints:
         parts = -(-size // SEGMENT_BYTES)
         new_bytes = 0
         for part in range(parts):
-            arrays, first = {}, {}
+            tensors, first = {}, {}
             for key, (start, stop) in ranges.items():
                 low, high = (start + (stop - start) * p // parts for p in (part, part + 1))
                 rows = rings[key].rows
-                arrays[key] = rows[np.arange(low, high) % len(rows)]
+                tensors[key] = th.from_numpy(rows[np.arange(low, high) % len(rows)])
                 first[key] = low
-            entry = self._write(f"{name}.replay{part}", arrays)
+            entry = self._write(f"{name}.replay{part}", tensors)
             new_bytes += entry["bytes_on_disk"]
-            items = {key: len(array) for key, array in arrays.items()}
+            items = {key: len(tensor) for key, tensor in tensors.items()}
             kept.append({**entry, "first": first, "items": items})
         return kept, new_bytes
 
-    def _write(self, name: str, arrays: dict[str, NDArray[Any]]) -> dict[str, Any]:
-        raw = save_arrays(arrays)
-        data = zlib.compress(raw, level=1)
+    def _write(self, name: str, tensors: Mapping[str, th.Tensor]) -> dict[str, Any]:
+        raw = io.BytesIO()
+        files.write_tensors(raw, tensors)
+        data = zlib.compress(raw.getbuffer(), level=1)
         digest = _digest(data)
         file = f"{name}-{digest[:12]}"  # never the name of another file that is still in use
         write_file(self.folder / file, data)
-        return {"file": file, "sha256": digest, "bytes": len(raw), "bytes_on_disk": len(data)}
+        return {"file": file, "sha256": digest, "bytes": raw.tell(), "bytes_on_disk": len(data)}
 
-    def _read(self, entry: dict[str, Any]) -> dict[str, NDArray[Any]]:
+    def _read(self, entry: dict[str, Any]) -> dict[str, th.Tensor]:
         data = self._read_file(entry)
         try:
             raw = zlib.decompressobj().decompress(data, max_length=entry["bytes"])
-            return load_arrays(raw)
-        except (zlib.error, SafetensorError) as error:
+            return files.read_tensors(io.BytesIO(raw), len(raw))
+        except (zlib.error, ValueError) as error:
             raise CheckpointError(f"{self.folder / entry['file']} is damaged: {error}.") from error
 
     def _read_file(self, entry: dict[str, Any]) -> bytes:
@@ -176,7 +177,7 @@ class Checkpoints:
                 manifest = self._read_manifest(path)
             except CheckpointError:
                 continue
-            used |= {entry["file"] for entry in (manifest["arrays"], *manifest["segments"])}
+            used |= {entry["file"] for entry in (manifest["tensors"], *manifest["segments"])}
         for path in self.folder.iterdir():
             if path.name not in used:
                 path.unlink(missing_ok=True)
@@ -194,53 +195,9 @@ def _digest(data: bytes) -> str:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write a file so that it is there completely or not at all, also after a power cut."""
-    unfinished = path.with_name(f".unfinished-{path.name}")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def pack(tree: Any) -> tuple[Any, dict[str, NDArray[Any]]]:
-    """Part nested dicts and lists into JSON and the arrays and tensors in them."""
-    arrays: dict[str, NDArray[Any]] = {}
-
-    def visit(node: Any, path: str) -> Any:
-        if isinstance(node, th.Tensor):
-            node = node.detach().cpu().numpy()
-        if isinstance(node, np.ndarray):
-            arrays[path] = np.array(node, order="C")
-            return {"$array": path}
-        if isinstance(node, np.generic):
-            return node.item()
-        if isinstance(node, Mapping):
-            return {str(key): visit(value, f"{path}/{key}") for key, value in node.items()}
-        if isinstance(node, list | tuple):
-            return [visit(value, f"{path}/{i}") for i, value in enumerate(node)]
-        if node is None or isinstance(node, bool | int | float | str):
-            return node
-        raise TypeError(f"{path} is a {type(node).__name__}: only arrays and JSON can be kept.")
-
-    return visit(tree, ""), arrays
-
-
-def unpack(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Put together what ``pack`` has parted; tensors come back as arrays, tuples as lists."""
-    if isinstance(tree, dict):
-        if "$array" in tree:
-            return arrays[tree["$array"]]
-        return {key: unpack(value, arrays) for key, value in tree.items()}
-    return [unpack(value, arrays) for value in tree] if isinstance(tree, list) else tree
+    """Write a file in one go."""
+    with files.whole_file(path) as file:
+        file.write(data)
 
 
 @contextmanager

@@ -9,11 +9,12 @@ import importlib
 import io
 import json
 import math
+import os
 import pathlib
 import zipfile
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -50,6 +51,7 @@ _NAMESPACES = (
     "stable_baselines3.her.her_replay_buffer",
     "cbsql.replay",
     "cbsql.deep.networks",
+    "cbsql.deep.optim",
     "cbsql.deep.policies",
 )
 _BASES: dict[str, type] = {
@@ -119,6 +121,25 @@ def _label(path: PathLike) -> str:
     return str(path if isinstance(path, str | pathlib.Path) else getattr(path, "name", "The file"))
 
 
+@contextmanager
+def whole_file(path: pathlib.Path) -> Iterator[IO[bytes]]:
+    """Write a file so that it is there completely or not at all, also after a power cut."""
+    unfinished = path.with_name(f".unfinished-{path.name}")
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
 @dataclass
 class Document:
     """What a file holds, by name: values go in and out, JSON and tensors are what is stored.
@@ -133,13 +154,13 @@ class Document:
 
     def __setitem__(self, name: str, value: Any) -> None:
         tensors: dict[str, th.Tensor] = {}
-        self.content[name] = _encode(value, tensors, name)
+        self.content[name] = encode(value, tensors, name)
         self.tensors.update(tensors)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self.content:
             raise ValueError(f"it has no {name}.")
-        return _decode(self.content[name], self.tensors, self.trust, name)
+        return decode(self.content[name], self.tensors, self.trust, name)
 
     def write(self, path: PathLike, suffix: str | None = None) -> None:
         """Write the file; the same content is always the same bytes."""
@@ -150,13 +171,19 @@ class Document:
                 f"{_label(path)} cannot be saved: beside its tensors it would have {len(text)} "
                 f"bytes, and {_MAX_JSON_BYTES} are allowed."
             )
-        file = open_path(path, "w", suffix=suffix)
-        own = isinstance(path, str | pathlib.Path)
-        with closing(file) if own else nullcontext(), zipfile.ZipFile(file, "w") as archive:
+        if isinstance(path, str | pathlib.Path):
+            path = pathlib.Path(path)
+            if not path.suffix and suffix:
+                path = path.with_name(f"{path.name}.{suffix}")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            target: AbstractContextManager[IO[bytes]] = whole_file(path)
+        else:
+            target = nullcontext(open_path(path, "w"))
+        with target as file, zipfile.ZipFile(file, "w") as archive:
             archive.writestr(zipfile.ZipInfo(_JSON), text)
             info = zipfile.ZipInfo(_TENSORS)
             with archive.open(info, "w", force_zip64=True) as stream:
-                _write_tensors(stream, self.tensors)
+                write_tensors(stream, self.tensors)
 
     def budget(self) -> "Budget | nullcontext[None]":
         """A limit to what may be built from this file, unless it is trusted."""
@@ -190,7 +217,7 @@ def read(path: PathLike, kind: str, suffix: str | None = None, trust: bool = Fal
             if document["kind"] != kind or not isinstance(document["content"], dict):
                 raise ValueError(f"it is a file of the kind {document['kind']!r}, not {kind!r}.")
             with archive.open(_TENSORS) as stream:
-                tensors = _read_tensors(stream, archive.getinfo(_TENSORS).file_size)
+                tensors = read_tensors(stream, archive.getinfo(_TENSORS).file_size)
     return Document(kind, document["content"], tensors, trust)
 
 
@@ -292,11 +319,11 @@ class Budget(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _encode(value: Any, tensors: dict[str, th.Tensor], name: str) -> Any:
+def encode(value: Any, tensors: dict[str, th.Tensor], name: str) -> Any:
     """A value as JSON, in which objects have the name of their kind under "$"."""
 
     def inner(part: Any, key: object) -> Any:
-        return _encode(part, tensors, f"{name}.{key}")
+        return encode(part, tensors, f"{name}.{key}")
 
     if type(value) in _OBJECTS:
         fields = {key: inner(getattr(value, key), key) for key in _OBJECTS[type(value)]}
@@ -334,15 +361,19 @@ def _encode(value: Any, tensors: dict[str, th.Tensor], name: str) -> Any:
     raise FileError(f"{name} is a {type(value).__name__} ({value!r:.60}), which files do not hold.")
 
 
-def _decode(
-    value: Any, tensors: Mapping[str, th.Tensor], trust: bool, key: str, depth: int = 0
+def decode(
+    value: Any,
+    tensors: Mapping[str, th.Tensor],
+    trust: bool = False,
+    key: str = "",
+    depth: int = 0,
 ) -> Any:
-    """What :func:`_encode` was given; ``key`` is the name under which it was found."""
+    """What :func:`encode` was given; ``key`` is the name under which it was found."""
     if depth > _MAX_DEPTH:
         raise ValueError(f"its JSON is nested more than {_MAX_DEPTH} deep.")
 
     def inner(part: Any, key: str = "") -> Any:
-        return _decode(part, tensors, trust, key, depth + 1)
+        return decode(part, tensors, trust, key, depth + 1)
 
     if isinstance(value, list):
         return [inner(part) for part in value]
@@ -460,7 +491,7 @@ def _parse(text: bytes) -> dict[str, Any]:
     return parsed
 
 
-def _write_tensors(stream: IO[bytes], tensors: Mapping[str, th.Tensor]) -> None:
+def write_tensors(stream: IO[bytes], tensors: Mapping[str, th.Tensor]) -> None:
     """The safetensors format, one tensor after the other, so that none is copied as a whole."""
     header, begin = {}, 0
     for name, tensor in tensors.items():
@@ -478,7 +509,7 @@ def _write_tensors(stream: IO[bytes], tensors: Mapping[str, th.Tensor]) -> None:
             stream.write(flat.view(th.uint8).numpy().data)
 
 
-def _read_tensors(stream: IO[bytes], size: int) -> dict[str, th.Tensor]:
+def read_tensors(stream: IO[bytes], size: int) -> dict[str, th.Tensor]:
     """Check that the header accounts for every byte there is, then read."""
     length = int.from_bytes(stream.read(8), "little")
     if length > min(size - 8, _MAX_JSON_BYTES):

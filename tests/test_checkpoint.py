@@ -1,7 +1,6 @@
 """Checkpoints: what is written comes back, damage is found, and a resumed run is the same run."""
 
 import csv
-import json
 import os
 import random
 import resource
@@ -20,32 +19,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 
-from cbsql import checkpoint
-from cbsql.checkpoint import CheckpointError, Checkpoints, Ring, only_process, pack, unpack
+from cbsql import checkpoint, files
+from cbsql.checkpoint import CheckpointError, Checkpoints, Ring, only_process
 from cbsql.deep.sql import DivergenceError
 from cbsql.experiments.runner import StoppedError, status, train
 from cbsql.experiments.spec import RunSpec
 
 CBSQL = Path(sys.executable).parent / "cbsql"
-
-
-def test_what_is_packed_comes_back():
-    tree = {
-        "tensor": th.arange(6.0).reshape(2, 3),
-        "scalar": th.tensor(3),
-        "nested": [{"flags": np.array([True, False])}, None, 1.5, "text", 2**100],
-        "number": np.int64(7),
-        "infinite": float("inf"),
-    }
-    text, arrays = pack(tree)
-    back = unpack(json.loads(json.dumps(text)), arrays)
-    np.testing.assert_array_equal(back["tensor"], tree["tensor"].numpy())
-    assert back["scalar"].shape == ()
-    np.testing.assert_array_equal(back["nested"][0]["flags"], [True, False])
-    assert back["nested"][1:] == [None, 1.5, "text", 2**100]
-    assert (back["number"], back["infinite"]) == (7, float("inf"))
-    with pytest.raises(TypeError, match="only arrays and JSON"):
-        pack({"code": print})
 
 
 class Written:
@@ -202,7 +182,9 @@ def everything(model, folder):
     scores = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
     replay = {name: ring for name, (ring, _) in model.replay_buffer.rings().items()}
     state = model.replay_buffer.state_dict()
-    _, arrays = pack([model.policy.state_dict(), model.temperature.state_dict(), replay, state])
+    arrays: dict[str, th.Tensor] = {}
+    parts = [model.policy.state_dict(), model.temperature.state_dict(), replay, state]
+    files.encode(parts, arrays, "all")
     lines = (folder / "progress.csv").read_text().count("\n")
     return arrays, scores, state["generator"], lines, model._n_updates
 
@@ -265,7 +247,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(tmp_path):
     huge = {"learning_starts": 10, "learning_rate": 1e30, "max_grad_norm": 1e30, "train_freq": 4}
     with pytest.raises(DivergenceError, match=r"(loss|weight) of update \d+ is not a finite"):
         train(RunSpec("CartPole-v1", "sql", 400, settings=huge), tmp_path)
-    assert {"/observations", "/actions"} <= set(load_file(tmp_path / "diverged.safetensors"))
+    assert {"observations", "actions"} <= set(load_file(tmp_path / "diverged.safetensors"))
 
 
 def test_sigterm_checkpoints_and_asks_to_be_queued_again(tmp_path):
@@ -294,12 +276,17 @@ def test_told_to_stop_by_a_signal_in_the_same_process(tmp_path):
         assert train(RUNS["sql"], tmp_path).num_timesteps == 768  # whole rollouts of 256
 
 
+def checkpoint_names(run):
+    return {path.name for path in (run / "checkpoints").glob("*.json")}
+
+
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
     ("game", "algorithm", "frames", "kills"),
     [
         *(
-            (game, algorithm, 4000, 20)
+            (game, algorithm, 25_000, 20)
             for game in ("CartPole-v1", "MinAtar/Breakout-v1")
             for algorithm in ("sql", "cbsql", "rainbow-cbsql")
         ),
@@ -311,22 +298,25 @@ def test_sigkill_at_random_moments(game, algorithm, frames, kills, tmp_path):
     arguments = ["--algorithm", algorithm, "--frames", str(frames), "--checkpoint-seconds", "0.2"]
     arguments += ["--set", "learning_starts=500", "--set", "buffer_size=2000"]
     command = [CBSQL, "train", game, *arguments, "--out"]
-    start = time.perf_counter()
     subprocess.run([*command, tmp_path / "whole"], check=True, capture_output=True)
-    seconds = time.perf_counter() - start
     rng = random.Random(f"{game} {algorithm}")
     for _ in range(kills):
+        before = checkpoint_names(tmp_path / "broken")
         process = subprocess.Popen([*command, tmp_path / "broken"], stdout=subprocess.DEVNULL)
-        time.sleep(rng.uniform(0.2, 1.0) * seconds)
+        while checkpoint_names(tmp_path / "broken") <= before and process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.4))  # two checkpoints from now, anywhere in between
         process.kill()
-        process.wait()
+        assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
     subprocess.run([*command, tmp_path / "broken"], check=True, capture_output=True)
     spec = RunSpec(game, algorithm)
     models = [
         spec.learner.load(tmp_path / name / "model.zip", buffer_size=1)
         for name in ("whole", "broken")
     ]
-    arrays = [pack([m.policy.state_dict(), m.temperature.state_dict()])[1] for m in models]
+    arrays = [{}, {}]
+    for model, found in zip(models, arrays, strict=True):
+        files.encode([model.policy.state_dict(), model.temperature.state_dict()], found, "all")
     for key, array in arrays[0].items():
         np.testing.assert_array_equal(arrays[1][key], array, err_msg=key)
     scores = [

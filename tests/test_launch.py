@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from cbsql.checkpoint import pack
+from cbsql import files
 from cbsql.experiments.board import Progress, Speeds, progress, wall_seconds
 from cbsql.experiments.launch import Job, LocalLauncher, RayLauncher, plan, run, run_process, sweep
 from cbsql.experiments.spec import RunSpec, read_specs
 
 CBSQL = Path(sys.executable).parent / "cbsql"
-SMALL = {"learning_starts": 100, "buffer_size": 1000}
-LONG_ENOUGH = 6_000  # steps: to be caught half-way
+SMALL = {"learning_starts": 100, "buffer_size": 1000, "gradient_steps": 32}
+LONG_ENOUGH = 10_000  # steps: to be caught half-way
 
 
 def jobs_in(folder, *specs, checkpoint_seconds=600.0):
@@ -37,7 +37,8 @@ def everything(job):
     model = job.spec.learner.load(job.folder / "model.zip", buffer_size=1)
     rows = list(csv.DictReader((job.folder / "episodes.csv").open()))
     scores = [{k: v for k, v in row.items() if k != "seconds"} for row in rows]
-    _, arrays = pack([model.policy.state_dict(), model.temperature.state_dict()])
+    arrays = {}
+    files.encode([model.policy.state_dict(), model.temperature.state_dict()], arrays, "all")
     return arrays, scores, (job.folder / "test.csv").read_text()
 
 

@@ -154,7 +154,7 @@ def test_noise_explores_and_is_off_in_evaluation():
     # Far from a tie of the mean actions, only noise can change the action.
     model = Rainbow("MlpPolicy", "CartPole-v1", **SMALL)
     with th.no_grad():
-        for layer in model.q_net._noisy_layers():
+        for layer in model.q_net.noisy_layers:
             layer.weight_sigma.mul_(10)
     observation = np.array([0.1, 0.2, 0.3, 0.4], np.float32)
     assert len({int(model.predict(observation)[0]) for _ in range(50)}) == 2

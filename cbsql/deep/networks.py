@@ -30,6 +30,19 @@ class MinAtarCNN(BaseFeaturesExtractor):
         return features
 
 
+class ChannelsLastConv2d(nn.Conv2d):
+    """A convolution computed with its channels last in memory: on a CPU, a third faster to learn.
+
+    Only the copy that is used is laid out so. The parameter itself is not, since optimisers pair
+    its memory with that of their own state, which comes back from files in the usual order.
+    """
+
+    def forward(self, x: th.Tensor) -> th.Tensor:
+        """The convolution of images (batch, channels, height, width)."""
+        weight = self.weight.contiguous(memory_format=th.channels_last)
+        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
+
+
 class RainbowCNN(NatureCNN):
     """The convolutions of the paper's Rainbow, without a hidden layer: the heads have theirs.
 
@@ -47,11 +60,11 @@ class RainbowCNN(NatureCNN):
         super().__init__(observation_space, features_dim or 1, normalized_image)
         first, second, third = channels
         self.cnn = nn.Sequential(
-            nn.Conv2d(observation_space.shape[0], first, kernel_size=8, stride=4),
+            ChannelsLastConv2d(observation_space.shape[0], first, kernel_size=8, stride=4),
             nn.ReLU(),
-            nn.Conv2d(first, second, kernel_size=4, stride=2),
+            ChannelsLastConv2d(first, second, kernel_size=4, stride=2),
             nn.ReLU(),
-            nn.Conv2d(second, third, kernel_size=3, stride=1),
+            ChannelsLastConv2d(second, third, kernel_size=3, stride=1),
             nn.ReLU(),
             nn.Flatten(),
         )
@@ -60,6 +73,21 @@ class RainbowCNN(NatureCNN):
         self.linear = nn.Sequential()
         if features_dim is not None:
             self.linear.extend([nn.Linear(flat, features_dim), nn.ReLU()])
+
+
+class FastNatureCNN(RainbowCNN):
+    """SB3's :class:`~stable_baselines3.common.torch_layers.NatureCNN`, faster on a CPU.
+
+    The same layers by the same names, so that each loads the other's weights.
+    """
+
+    def __init__(
+        self,
+        observation_space: spaces.Box,
+        features_dim: int = 512,
+        normalized_image: bool = False,
+    ) -> None:
+        super().__init__(observation_space, features_dim, normalized_image, channels=(32, 64, 64))
 
 
 class NoisyLinear(nn.Linear):
@@ -82,8 +110,8 @@ class NoisyLinear(nn.Linear):
 
     def reset_noise(self, generator: th.Generator | None = None, rows: int = 1) -> None:
         """Draw noise for a whole batch, or for each of its rows."""
-        draw = th.randn(rows, self.in_features + self.out_features, generator=generator)
-        self.noise = (draw.sign() * draw.abs().sqrt()).to(self.weight)
+        draw = factor_noise(rows, self.in_features + self.out_features, generator)
+        self.noise = draw.to(self.weight)
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         """The layer at its present noise: (batch, in) to (batch, out)."""
@@ -92,3 +120,9 @@ class NoisyLinear(nn.Linear):
             return mean
         noise_in, noise_out = self.noise[:, : self.in_features], self.noise[:, self.in_features :]
         return mean + noise_out * F.linear(x * noise_in, self.weight_sigma, self.bias_sigma)
+
+
+def factor_noise(rows: int, width: int, generator: th.Generator | None) -> th.Tensor:
+    """Factors of noise f(x) = sgn(x) sqrt(|x|) of standard normal x, (rows, width)."""
+    draw = th.randn(rows, width, generator=generator)
+    return draw.sign() * draw.abs().sqrt()

@@ -1,6 +1,6 @@
 """The networks of Rainbow, as Stable-Baselines3 policies."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -20,7 +20,7 @@ from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import nn
 
 from cbsql import files
-from cbsql.deep.networks import NoisyLinear, RainbowCNN
+from cbsql.deep.networks import NoisyLinear, RainbowCNN, factor_noise
 
 Model = TypeVar("Model", bound="SafeFiles")
 
@@ -140,6 +140,7 @@ class RainbowNetwork(SafeFiles, QNetwork):
         )
         self.maker: tuple[type[DQNPolicy], dict[str, Any]] | None = None
         self.generator = th.Generator().manual_seed(int(th.randint(2**63 - 1, ())))
+        self.noisy_layers = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
         self.reset_noise()
 
     def forward(self, obs: PyTorchObs) -> th.Tensor:
@@ -165,29 +166,28 @@ class RainbowNetwork(SafeFiles, QNetwork):
         value: th.Tensor = self.value(shared).unsqueeze(1)  # (batch, 1, atoms)
         return value + advantage - advantage.mean(1, keepdim=True)
 
-    def reset_noise(self) -> None:
-        """Draw the noise that all calls see from now on."""
-        for layer in self._noisy_layers():
-            layer.reset_noise(self.generator)
+    def reset_noise(self, rows: int = 1) -> None:
+        """Draw the noise that all calls see from now on: one for all rows, or one for each."""
+        widths = [layer.in_features + layer.out_features for layer in self.noisy_layers]
+        noise = factor_noise(rows, sum(widths), self.generator).to(self.atoms)
+        self._set_noise(th.split(noise, widths, 1))
+
+    def _set_noise(self, noise: Sequence[th.Tensor | None]) -> None:
+        for layer, of_layer in zip(self.noisy_layers, noise, strict=True):
+            layer._buffers["noise"] = of_layer  # setattr takes longer than the layer itself
 
     @contextmanager
     def temporary_noise(self, rows: int) -> Iterator[None]:
         """Within, as many rows of fresh noise, or none at all; then, what was there before."""
-        layers = self._noisy_layers()
-        before = [layer.noise for layer in layers]
+        before = [layer.noise for layer in self.noisy_layers]
         try:
-            for layer in layers:
-                if rows:
-                    layer.reset_noise(self.generator, rows)
-                else:
-                    layer.noise = None
+            if rows:
+                self.reset_noise(rows)
+            else:
+                self._set_noise([None] * len(before))
             yield
         finally:
-            for layer, noise in zip(layers, before, strict=True):
-                layer.noise = noise
-
-    def _noisy_layers(self) -> list[NoisyLinear]:
-        return [module for module in self.modules() if isinstance(module, NoisyLinear)]
+            self._set_noise(before)
 
     def _predict(self, observation: PyTorchObs, deterministic: bool = True) -> th.Tensor:
         """Best actions: by the mean weights, or else with noise of its own in each row."""

@@ -42,13 +42,11 @@ def training_state(model: SQL) -> dict[str, Any]:
 
 def restore_training(model: SQL, state: dict[str, Any]) -> None:
     """Put a learner of the same construction into a state."""
-    model.policy.load_state_dict(_tensors(state["policy"]))
+    model.policy.load_state_dict(state["policy"])
     for network, noise in zip(_noisy(model), state["noise"], strict=True):
         _restore_noise(network, noise)
-    optimizer = dict(state["optimizer"])
-    optimizer["state"] = {int(k): _tensors(v) for k, v in optimizer["state"].items()}
-    model.policy.optimizer.load_state_dict(optimizer)
-    model.temperature.load_state_dict(_tensors(state["temperature"]))
+    model.policy.optimizer.load_state_dict(state["optimizer"])
+    model.temperature.load_state_dict(state["temperature"])
     _replay(model).load_state_dict(state["replay"])
     for name, value in state["attributes"].items():
         setattr(model, name, value)
@@ -56,7 +54,7 @@ def restore_training(model: SQL, state: dict[str, Any]) -> None:
     model.ep_success_buffer = deque(maxlen=model._stats_window_size)
     generators = state["generators"]
     np.random.set_state(generators["numpy"])  # noqa: NPY002
-    th.set_rng_state(th.from_numpy(generators["torch"]))
+    th.set_rng_state(generators["torch"])
     model._rng.bit_generator.state = generators["model"]
     model.action_space.np_random.bit_generator.state = generators["action_space"]
 
@@ -78,15 +76,11 @@ def _noisy(model: SQL) -> list[RainbowNetwork]:
 def _noise(network: RainbowNetwork) -> dict[str, Any]:
     return {
         "generator": network.generator.get_state(),
-        "layers": [layer.noise for layer in network._noisy_layers()],
+        "layers": [layer.noise for layer in network.noisy_layers],
     }
 
 
 def _restore_noise(network: RainbowNetwork, state: dict[str, Any]) -> None:
-    network.generator.set_state(th.from_numpy(state["generator"]))
-    for layer, noise in zip(network._noisy_layers(), state["layers"], strict=True):
-        layer.noise = None if noise is None else th.from_numpy(noise).to(layer.weight)
-
-
-def _tensors(state: dict[str, Any]) -> dict[str, Any]:
-    return {k: th.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in state.items()}
+    network.generator.set_state(state["generator"])
+    for layer, noise in zip(network.noisy_layers, state["layers"], strict=True):
+        layer.noise = None if noise is None else noise.to(layer.weight)

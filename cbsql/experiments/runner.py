@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from safetensors.numpy import save as save_arrays
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import CSVOutputFormat, Logger, TensorBoardOutputFormat
 from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
-from cbsql.checkpoint import Checkpoints, Ring, only_process, pack, write_file
+from cbsql import files
+from cbsql.checkpoint import Checkpoints, Ring, only_process, write_file
 from cbsql.deep import SQL, Rainbow
 from cbsql.deep.sql import DivergenceError
 from cbsql.deep.state import restore_training, training_state
@@ -135,8 +135,9 @@ def train(
                 )
         except DivergenceError as error:
             if error.batch is not None:
-                arrays = pack(error.batch._asdict())[1]
-                write_file(folder / "diverged.safetensors", save_arrays(arrays))
+                tensors = {k: v for k, v in error.batch._asdict().items() if v is not None}
+                with files.whole_file(folder / "diverged.safetensors") as file:
+                    files.write_tensors(file, tensors)
             raise
         finally:
             log.close()

@@ -16,7 +16,8 @@ import yaml
 from stable_baselines3 import DQN
 
 from cbsql.deep import SQL, Munchausen, Rainbow
-from cbsql.deep.networks import MinAtarCNN
+from cbsql.deep.networks import FastNatureCNN, MinAtarCNN, RainbowCNN
+from cbsql.deep.optim import RMSprop
 from cbsql.temperature import Constant, CountBased, Greedy, Temperature
 
 ALGORITHMS = ("dqn", "sql", "cbsql", "rainbow", "rainbow-sql", "rainbow-cbsql", "munchausen")
@@ -130,7 +131,7 @@ class Preset:
 
 
 _RMSPROP = {
-    "optimizer_class": torch.optim.RMSprop,
+    "optimizer_class": RMSprop,
     "optimizer_kwargs": {"alpha": 0.95, "eps": 0.01, "centered": True},
 }
 
@@ -148,7 +149,7 @@ ATARI = Preset(
         "train_freq": 4,
         "target_update_interval": 10_000,
         "exploration_final_eps": 0.1,
-        "policy_kwargs": _RMSPROP,
+        "policy_kwargs": {**_RMSPROP, "features_extractor_class": FastNatureCNN},
     },
     exploration_steps=250_000,  # 1M frames
     step_seconds=0.033,  # results/freeway
@@ -190,7 +191,7 @@ CARTPOLE = Preset(
         "gradient_steps": 128,
         "target_update_interval": 10,
         "exploration_final_eps": 0.04,
-        "policy_kwargs": {"net_arch": [256, 256]},
+        "policy_kwargs": {"net_arch": [256, 256], "optimizer_kwargs": {"fused": True}},
     },
     exploration_steps=8_000,
     step_seconds=0.0026,  # results/cartpole
@@ -233,6 +234,7 @@ RAINBOW_ATARI = _rainbow(
         "learning_starts": 20_000,  # 80,000 frames
         "target_update_interval": 8_000,  # 32,000 frames
     },
+    features_extractor_class=RainbowCNN,
 )
 # Discounted returns of good play are above the 10 to which Atari's clipped rewards are fitted.
 RAINBOW_MINATAR = _rainbow(MINATAR, MINATAR.steps, {}, v_max=30.0)
