@@ -97,7 +97,10 @@ def test_train_then_evaluate(tmp_path):
     assert done.returncode == 0, done.stderr
     done = cbsql("evaluate", "run", "--episodes", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "over 3 games" in " ".join(done.stdout.split())
+    rows = list(csv.DictReader((tmp_path / "run" / "test.csv").open()))
+    assert [row["kind"] for row in rows] == ["game"] * 3
+    mean = sum(float(row["score"]) for row in rows) / 3
+    assert f"mean {mean:.2f} over 3 games" in " ".join(done.stdout.split())
     done = cbsql("evaluate", "run", "--video", "film.gif", cwd=tmp_path)
     assert done.returncode == 2
     assert "takes the name of an .mp4 file, not film.gif" in " ".join(done.stderr.split())

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -155,8 +156,11 @@ def stand_ins(folder, *names):
 
 
 def launch_stand_ins(jobs, workers, *program):
+    return watched(jobs, LocalLauncher(workers, partial(run_process, program=program)))
+
+
+def watched(jobs, launcher):
     notes = Notes()
-    launcher = LocalLauncher(workers, partial(run_process, program=program))
     stopped = sweep(list(jobs.values()), launcher, notes)
     return stopped, notes.reasons
 
@@ -192,15 +196,6 @@ def test_as_many_at_a_time_as_asked_for(tmp_path):
     for begin, _ in spans:
         assert sum(first <= begin < last for first, last in spans) <= 3
     assert max(sum(f <= begin < last for f, last in spans) for begin, _ in spans) > 1
-
-
-def test_a_signal_ends_the_input_of_all_and_starts_no_more(tmp_path):
-    jobs = stand_ins(tmp_path, *"abcd")
-    threading.Timer(1.0, signal.raise_signal, [signal.SIGTERM]).start()
-    stopped, reasons = launch_stand_ins(jobs, 2, "sh", "-c", "cat > /dev/null; echo end; exit 75")
-    assert (stopped, reasons) == ("SIGTERM", {})
-    assert sum(job.log.is_file() for job in jobs.values()) == 2
-    assert (tmp_path / "a" / "log.txt").read_text() == "end\n"
 
 
 def test_a_sweep_is_stopped_goes_on_and_reports_what_is_wrong(tmp_path):
@@ -303,45 +298,80 @@ def process_of(job):
     return int(started[-1][3]) if started else None
 
 
-def test_when_a_node_dies_its_runs_go_on_elsewhere(tmp_path):
+@pytest.fixture(scope="module")
+def cluster():
     cluster_utils = pytest.importorskip("ray.cluster_utils")
-    import ray
+    nodes = cluster_utils.Cluster(
+        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
+    )
+    nodes.add_node(num_cpus=1)
+    yield nodes
+    nodes.shutdown()
 
+
+@pytest.fixture
+def ray(cluster):
+    yield import_module("ray")
+    import_module("ray").shutdown()
+
+
+SAVES_AT_END_OF_INPUT = ("sh", "-c", "echo start; cat > /dev/null; sleep 1; echo end; exit 75")
+
+
+def check_that_a_signal_stops_all(folder, launcher):
+    jobs = stand_ins(folder, *"abcd")
+    started = lambda: sum(job.log.is_file() and job.log.stat().st_size > 0 for job in jobs.values())  # noqa: E731
+
+    def stop():
+        wait_until(lambda: started() == 2)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop).start()
+    assert watched(jobs, launcher) == ("SIGTERM", {})
+    logs = [job.log.read_text() for job in jobs.values() if job.log.is_file()]
+    assert logs == ["start\nend\n"] * 2
+
+
+def test_a_signal_stops_all_processes_and_starts_no_more(tmp_path):
+    run = partial(run_process, program=SAVES_AT_END_OF_INPUT)
+    check_that_a_signal_stops_all(tmp_path, LocalLauncher(2, run))
+
+
+def test_a_signal_stops_all_of_a_cluster_and_starts_no_more(tmp_path, cluster, ray):
+    program = SAVES_AT_END_OF_INPUT  # a copy that is not this module's, which nodes do not have
+    launcher = RayLauncher(cluster.address, lambda job: run_process(job, program=program))
+    check_that_a_signal_stops_all(tmp_path, launcher)
+
+
+def test_when_a_node_dies_its_runs_go_on_elsewhere(tmp_path, cluster, ray):
     specs = [RunSpec("CartPole-v1", "cbsql", LONG_ENOUGH, seed, settings=SMALL) for seed in (0, 1)]
     whole = jobs_in(tmp_path / "whole", *specs)
     jobs = jobs_in(tmp_path / "out", *specs, checkpoint_seconds=0.2)
-    cluster = cluster_utils.Cluster(
-        initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False}
-    )
-    try:
-        node = cluster.add_node(num_cpus=1)
-        launcher = RayLauncher(cluster.address)
-        assert launcher.workers == 2
-        notes = Notes()
-        thread = threading.Thread(target=sweep, args=(jobs, launcher, notes))
-        thread.start()
-        (raylet,) = (info.process.pid for info in node.all_processes["raylet"])
+    launcher = RayLauncher(cluster.address)
+    assert launcher.workers == 2
+    notes = Notes()
+    thread = threading.Thread(target=sweep, args=(jobs, launcher, notes))
+    thread.start()
+    (node,) = cluster.worker_nodes
+    (raylet,) = (info.process.pid for info in node.all_processes["raylet"])
 
-        def on_node():
-            mine = descendants(raylet)
-            return [job for job in jobs if process_of(job) in mine]
+    def on_node():
+        mine = descendants(raylet)
+        return [job for job in jobs if process_of(job) in mine]
 
-        wait_until(lambda: any((job.folder / "checkpoints").is_dir() for job in on_node()))
-        (moved,) = on_node()
-        first = process_of(moved)
-        # As if its plug were pulled: nothing on the node gets a chance to save or to say anything.
-        for pid in [raylet, *descendants(raylet)]:
-            os.kill(pid, signal.SIGKILL)
-        for job in whole:
-            run(job)
-        thread.join(timeout=200)
-        assert notes.reasons == {job.name: None for job in jobs}
-        assert process_of(moved) != first
-        for job, other in zip(jobs, whole, strict=True):
-            assert_same(job, other)
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    wait_until(lambda: any((job.folder / "checkpoints").is_dir() for job in on_node()))
+    (moved,) = on_node()
+    first = process_of(moved)
+    # As if its plug were pulled: nothing on the node gets a chance to save or to say anything.
+    for pid in [raylet, *descendants(raylet)]:
+        os.kill(pid, signal.SIGKILL)
+    for job in whole:
+        run(job)
+    thread.join(timeout=200)
+    assert notes.reasons == {job.name: None for job in jobs}
+    assert process_of(moved) != first
+    for job, other in zip(jobs, whole, strict=True):
+        assert_same(job, other)
 
 
 @pytest.mark.parametrize(

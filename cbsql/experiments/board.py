@@ -1,17 +1,21 @@
 """What a sweep shows: how far each run is, how it scores, and how long it will take."""
 
 import csv
+import heapq
 import json
 from collections.abc import Sequence
+from math import isnan
 from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
+import numpy as np
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 
 from cbsql.experiments.launch import Job, Plan
+from cbsql.experiments.runner import read_test
 from cbsql.experiments.spec import RunSpec, preset
 
 TAIL_BYTES = 4096
@@ -81,10 +85,9 @@ def _what(spec: RunSpec) -> tuple[str, str]:
 
 def wall_seconds(seconds: Sequence[float], workers: int) -> float:
     """Time that runs take, if each worker takes the next as soon as it is free."""
-    ends = [0.0] * max(workers, 1)
+    ends = [0.0] * max(workers, 1)  # a heap: the first is the smallest
     for one in seconds:
-        soonest = ends.index(min(ends))
-        ends[soonest] += one
+        heapq.heapreplace(ends, ends[0] + one)
     return max(ends)
 
 
@@ -120,10 +123,12 @@ class Board:
         self._console = console
         self._left = {job.name: job for job in plan.jobs}
         self._log_bytes = {job.name: _size(job.log) for job in plan.jobs}
+        self._progress = {job.name: progress(job.folder) for job in plan.jobs}
         self._started: set[str] = set()
         self._done = plan.done
         self.failed: dict[str, str] = {}
-        self._live = Live(console=console, auto_refresh=False) if console.is_terminal else None
+        live = Live(console=console, auto_refresh=False, transient=True)
+        self._live = live if console.is_terminal else None
         for name, reason in plan.refused.items():
             self._fail(name, reason)
 
@@ -146,7 +151,8 @@ class Board:
         del self._left[job.name]
         if reason is None:
             self._done += 1
-            self._say(f"done     {job.name}  {_shown(progress(job.folder).score)}")
+            scores = [e.score for e in read_test(job.folder) if e.kind == "game"]
+            self._say(f"done     {job.name}: {np.mean(scores):.4g} in {len(scores)} test games")
         else:
             self._fail(job.name, f"{reason} (log: {job.log})")
 
@@ -176,22 +182,17 @@ class Board:
         table = Table("run", "steps", "score", "steps/s", "left", box=None)
         seconds = []
         for name, job in self._left.items():
-            state = progress(job.folder)
+            if name in self._started:
+                self._progress[name] = progress(job.folder)
+            state = self._progress[name]
             seconds.append(self._speeds.seconds_left(job, state))
             if name in self._started:
-                table.add_row(
-                    name,
-                    f"{state.steps / job.spec.steps:.0%} of {job.spec.steps:,}",
-                    _shown(state.score),
-                    f"{state.steps_per_second:.0f}",
-                    clock(seconds[-1]),
-                )
+                steps = f"{state.steps / job.spec.steps:.0%} of {job.spec.steps:,}"
+                score = "" if isnan(state.score) else f"{state.score:.4g}"
+                speed = f"{state.steps_per_second:.0f}" if state.steps_per_second else ""
+                table.add_row(name, steps, score, speed, clock(seconds[-1]))
         left = clock(wall_seconds(seconds, self._workers))
         return Group(table, f"{self.summary()} About {left} left.")
-
-
-def _shown(score: float) -> str:
-    return "" if score != score else f"score {score:.4g}"
 
 
 def _size(path: Path) -> int:

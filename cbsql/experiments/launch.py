@@ -69,7 +69,8 @@ class Job:
         """
         state = runner.status(self.spec, self.folder)
         if state == "finished":
-            return "done" if runner.tested_games(self.folder) >= self.test_games else "untested"
+            games = [episode for episode in runner.read_test(self.folder) if episode.kind == "game"]
+            return "done" if len(games) >= self.test_games else "untested"
         return state
 
     def memory_bytes(self) -> int:

@@ -417,7 +417,11 @@ def write_test(folder: Path, played: list[Episode]) -> None:
     write_file(folder / "test.csv", ("\n".join(lines) + "\n").encode())
 
 
-def tested_games(folder: Path) -> int:
-    """How many games are in the test.csv of a run."""
-    path = folder / "test.csv"
-    return path.read_text().count("\ngame,") if path.is_file() else 0
+def read_test(folder: Path) -> list[Episode]:
+    """The test games of a run; none if there is no test.csv, or not a sound one."""
+    try:
+        with (folder / "test.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [Episode(r["kind"], float(r["score"]), int(r["length_steps"])) for r in rows]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
