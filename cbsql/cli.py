@@ -189,12 +189,12 @@ def _sweep(
             workers = workers or launch.default_workers(plan.jobs)
             print(board.listing(plan, workers, speeds))
             return
-        _make_folder(out).rmdir()
         launcher: launch.Launcher
         if ray:
             launcher = launch.RayLauncher(ray)
         else:
             launcher = launch.LocalLauncher(workers or launch.default_workers(plan.jobs))
+        _make_folder(out).rmdir()
     with board.Board(plan, launcher.workers, speeds, console) as shown:
         stopped = launch.sweep(plan.jobs, launcher, shown)
     console.print(shown.summary(), markup=False)

@@ -64,6 +64,8 @@ def test_the_same_command_writes_the_same_numbers(tmp_path):
         (["train", "CartPole-v1", "--frames", "lots"], "'lots' is not a positive number"),
         (["train", "CartPole-v1", "--set", "batch_size"], "name=value"),
         (["train", "CartPole-v1", "--out", "file/out"], "folder file/out cannot be written"),
+        (["sweep", "nowhere.yaml"], "nowhere.yaml cannot be read: No such file or directory"),
+        (["reproduce", "table2", "--out", "file/out"], "folder file/out cannot be written"),
         (["evaluate", "nowhere"], "nowhere is not the folder of a run"),
         ([*SMALL, "--out", "file/out"], "The output folder file/out cannot be written"),
     ],

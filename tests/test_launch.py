@@ -187,6 +187,12 @@ def test_one_failure_does_not_stop_the_others(tmp_path):
     }
 
 
+def test_storage_that_a_node_does_not_have_is_named(tmp_path):
+    (job,) = stand_ins(tmp_path, "a").values()
+    with pytest.raises(FileNotFoundError, match=r"a is not there on .*storage that all nodes"):
+        run_process(job)
+
+
 def test_as_many_at_a_time_as_asked_for(tmp_path):
     jobs = stand_ins(tmp_path, *"abcdef")
     start = time.monotonic()

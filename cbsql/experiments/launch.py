@@ -143,6 +143,11 @@ def run_process(
     stop = stop or threading.Event()
     if stop.is_set():  # before there was room for it
         return os.EX_TEMPFAIL
+    if not job.folder.is_dir():
+        raise FileNotFoundError(
+            f"{job.folder} is not there on {platform.node()}: --out must be on storage that all "
+            "nodes share."
+        )
     with (
         job.log.open("ab") as log,
         subprocess.Popen(
@@ -346,7 +351,7 @@ def _result(future: "Future[int]", job: Job) -> tuple[int, str]:
     try:
         code = future.result()
     except Exception as error:  # of the system, or of Ray
-        return 1, " ".join(str(error).split()) or repr(error)
+        return 1, (str(error).strip() or repr(error)).splitlines()[-1]
     if code < 0:
         return code, f"killed by {signal.Signals(-code).name}"
     lines = job.log.read_text(errors="replace").splitlines() if job.log.is_file() else []
