@@ -32,6 +32,18 @@ app = typer.Typer(
 reproduce = typer.Typer(help="Reproduce the paper's experiments.", no_args_is_help=True)
 app.add_typer(reproduce, name="reproduce")
 console = Console()
+Games = Annotated[str, typer.Option(help="In place of the paper's, e.g. pong,breakout.")]
+Seeds = Annotated[int, typer.Option(help="Runs of each; 0 means as many as the paper's.", min=0)]
+Frames = Annotated[str, typer.Option(help="Training time, e.g. 500K; else the paper's.")]
+Workers = Annotated[
+    int, typer.Option(help="Runs at a time; 0 means one per core that has the memory.", min=0)
+]
+Ray = Annotated[str, typer.Option(help="Address of a Ray cluster to run on, or auto.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list the runs, with their hours.")]
+SeedOfTest = Annotated[
+    int | None, typer.Option("--seed", help="Of the games; else the run's and a million more.")
+]
+CheckpointSeconds = Annotated[float, typer.Option(help="Time from one checkpoint to the next.")]
 REQUEUE = 75
 """Exit code of a run that was told to stop: EX_TEMPFAIL, by which schedulers know to try again."""
 
@@ -111,6 +123,95 @@ def chain(
     console.print(f"Took {result.seconds:.1f} s. Look at [bold]{out / 'figure.png'}[/bold].")
 
 
+def _add_table(name: str, text: str) -> None:
+    @reproduce.command(name, help=text)
+    def table(
+        games: Games = "",
+        seeds: Seeds = 0,
+        frames: Frames = "",
+        workers: Workers = 0,
+        ray: Ray = "",
+        out: Annotated[Path, typer.Option(help="Folder for the runs.")] = Path("runs") / name,
+        dry_run: DryRun = False,
+        checkpoint_seconds: CheckpointSeconds = 600.0,
+    ) -> None:
+        from cbsql.experiments.paper import TABLES
+
+        with _input_errors():
+            specs = TABLES[name].specs(
+                [game.strip() for game in games.split(",")] if games else None,
+                range(seeds) if seeds else None,
+                _parse_number(frames) if frames else None,
+            )
+        test_games = TABLES[name].test_games
+        _sweep(specs, test_games, workers, ray, out, dry_run, checkpoint_seconds)
+
+
+_add_table("table1", "Make the runs of Table 1: DQN, SQL and CBSQL on six Atari games.")
+_add_table("table2", "Make the runs of Table 2: the same on top of Rainbow, on two games.")
+
+
+@app.command()
+def sweep(
+    file: Annotated[Path, typer.Argument(help="The file; docs/sweeps.md says how it looks.")],
+    workers: Workers = 0,
+    ray: Ray = "",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the runs; else runs/ and the file's name.")
+    ] = None,
+    dry_run: DryRun = False,
+    checkpoint_seconds: CheckpointSeconds = 600.0,
+) -> None:
+    """Make the runs that a YAML file lists.
+
+    Runs that are done are skipped, unfinished ones go on: give the same command again.
+    """
+    from cbsql.experiments.spec import read_specs
+
+    with _input_errors():
+        specs, test_games = read_specs(file)
+    folder = out or Path("runs") / file.stem
+    _sweep(specs, test_games, workers, ray, folder, dry_run, checkpoint_seconds)
+
+
+def _sweep(
+    specs: "list[RunSpec]",
+    test_games: int,
+    workers: int,
+    ray: str,
+    out: Path,
+    dry_run: bool,
+    checkpoint_seconds: float,
+) -> None:
+    # Imported here so that other commands do not wait for torch.
+    from cbsql.experiments import board, launch
+
+    command = shlex.join(["cbsql", *sys.argv[1:]])
+    plan = launch.plan(specs, out, test_games, command, checkpoint_seconds)
+    speeds = board.Speeds(out)
+    with _input_errors():
+        if ray and workers:
+            raise ValueError("--workers is for this machine; on Ray, every core is a worker.")
+        if dry_run:
+            workers = workers or launch.default_workers(plan.jobs)
+            print(board.listing(plan, workers, speeds))
+            return
+        launcher: launch.Launcher
+        if ray:
+            launcher = launch.RayLauncher(ray)
+        else:
+            launcher = launch.LocalLauncher(workers or launch.default_workers(plan.jobs))
+        _make_folder(out).rmdir()
+    with board.Board(plan, launcher.workers, speeds, console) as shown:
+        stopped = launch.sweep(plan.jobs, launcher, shown)
+    console.print(shown.summary(), markup=False)
+    if stopped:
+        console.print(f"{stopped}: saved in [bold]{out}[/bold]. The same command goes on.")
+        raise typer.Exit(REQUEUE)
+    if shown.failed:
+        raise typer.Exit(1)
+
+
 @app.command()
 def train(
     game: Annotated[str, typer.Argument(help="An Atari game (pong) or any Gymnasium id.")],
@@ -129,9 +230,7 @@ def train(
         typer.Option("--set", help="An argument of the algorithm, e.g. learning_rate=1e-4."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the results.")] = None,
-    checkpoint_seconds: Annotated[
-        float, typer.Option(help="Time from one checkpoint to the next.")
-    ] = 600.0,
+    checkpoint_seconds: CheckpointSeconds = 600.0,
 ) -> None:
     """Train on one game with the paper's settings, or sensible ones where the paper has none.
 
@@ -161,8 +260,7 @@ def train(
         with closing(runner.make_env(spec)) as env:
             runner.make_model(spec, env)
     steps = spec.steps or preset(spec).steps
-    name = "-".join([game.replace("/", "-"), algorithm, str(seed)])
-    folder = Path("runs") / name if out is None else out
+    folder = Path("runs") / spec.name if out is None else out
     with _input_errors():
         _make_folder(folder).rmdir()
         if runner.status(spec, folder) == "finished":
@@ -203,12 +301,14 @@ def train(
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     episodes: Annotated[int, typer.Option(help="Games to play.")] = 100,
-    seed: Annotated[int, typer.Option(help="Seed of the games.")] = 1_000_000,
+    seed: SeedOfTest = None,
     video: Annotated[
         Path | None, typer.Option(help="Film the first game: FILE.mp4, for any browser.")
     ] = None,
 ) -> None:
-    """Play test episodes with what a run has learnt."""
+    """Play test games with what a run has learnt, and write their scores to its test.csv."""
+    import numpy as np
+
     from cbsql.experiments import runner
 
     with _input_errors():
@@ -220,7 +320,10 @@ def evaluate(
         if video:
             _make_folder(video.parent).rmdir()
     with _input_errors():
-        scores = runner.evaluate(spec, load(), episodes, seed, video)
+        seed = runner.seed_of_test(spec) if seed is None else seed
+        played = runner.evaluate(spec, load(), episodes, seed, video)
+        runner.write_test(run, played)
+    scores = np.array([episode.score for episode in played if episode.kind == "game"])
     shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"
     if episodes > 1:
         deviation = scores.std(ddof=1)
@@ -291,11 +394,12 @@ def report(
 def view(
     run: Annotated[Path, typer.Argument(help="Folder of a run.")],
     out: Annotated[Path, typer.Option(help="The page to write: FILE.html.")] = Path("view.html"),
-    seed: Annotated[int, typer.Option(help="Seed of the game.")] = 1_000_000,
+    seed: SeedOfTest = None,
     steps: Annotated[int, typer.Option(help="Agent steps to show at most.")] = 2_000,
 ) -> None:
     """Play one test game and make a page that shows what the agent saw, counted and trusted."""
     from cbsql.checkpoint import write_file
+    from cbsql.experiments.runner import seed_of_test
     from cbsql.experiments.view import make_view, play
 
     with _input_errors():
@@ -305,6 +409,7 @@ def view(
         if out.suffix != ".html":
             raise ValueError(f"--out takes the name of an .html file, not {out}.")
         _make_folder(out.parent).rmdir()
+        seed = seed_of_test(spec) if seed is None else seed
         game = play(spec, load(), seed, steps)
     write_file(out, make_view(game).encode())
     console.print(f"Look at [bold]{out}[/bold].")

@@ -64,6 +64,8 @@ def test_the_same_command_writes_the_same_numbers(tmp_path):
         (["train", "CartPole-v1", "--frames", "lots"], "'lots' is not a positive number"),
         (["train", "CartPole-v1", "--set", "batch_size"], "name=value"),
         (["train", "CartPole-v1", "--out", "file/out"], "folder file/out cannot be written"),
+        (["sweep", "nowhere.yaml"], "nowhere.yaml cannot be read: No such file or directory"),
+        (["reproduce", "table2", "--out", "file/out"], "folder file/out cannot be written"),
         (["evaluate", "nowhere"], "nowhere is not the folder of a run"),
         ([*SMALL, "--out", "file/out"], "The output folder file/out cannot be written"),
     ],
@@ -97,7 +99,10 @@ def test_train_then_evaluate(tmp_path):
     assert done.returncode == 0, done.stderr
     done = cbsql("evaluate", "run", "--episodes", "3", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "over 3 games" in " ".join(done.stdout.split())
+    rows = list(csv.DictReader((tmp_path / "run" / "test.csv").open()))
+    assert [row["kind"] for row in rows] == ["game"] * 3
+    mean = sum(float(row["score"]) for row in rows) / 3
+    assert f"mean {mean:.2f} over 3 games" in " ".join(done.stdout.split())
     done = cbsql("evaluate", "run", "--video", "film.gif", cwd=tmp_path)
     assert done.returncode == 2
     assert "takes the name of an .mp4 file, not film.gif" in " ".join(done.stderr.split())

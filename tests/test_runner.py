@@ -11,7 +11,15 @@ import torch
 
 from cbsql.deep import SQL
 from cbsql.envs.minatar import GAMES
-from cbsql.experiments.runner import COLUMNS, evaluate, make_env, make_model, train
+from cbsql.experiments.runner import (
+    COLUMNS,
+    evaluate,
+    make_env,
+    make_model,
+    read_test,
+    train,
+    write_test,
+)
 from cbsql.experiments.spec import RunSpec
 from cbsql.replay import FrameReplayBuffer
 from cbsql.temperature import CountBased, Greedy
@@ -79,10 +87,7 @@ def test_a_run_leaves_scores_logs_and_a_model(algorithm, kind, tmp_path):
     assert {"score", "beta"} == set(reports[-1][1])
     loaded = SQL.load(tmp_path / "model.zip")
     assert isinstance(loaded.temperature, kind)
-    assert (
-        evaluate(spec, loaded, episodes=3, seed=5).tolist()
-        == evaluate(spec, model, episodes=3, seed=5).tolist()
-    )
+    assert evaluate(spec, loaded, games=3, seed=5) == evaluate(spec, model, games=3, seed=5)
 
 
 @pytest.mark.parametrize("game", ["MinAtar/Asterix-v1", "freeway"])
@@ -97,8 +102,8 @@ def test_the_film_is_the_first_game(game, tmp_path):
         return np.array([len(played) // 30 % 2 + 1]), None
 
     model.predict = predict
-    scores = evaluate(spec, model, 1, seed=3, video=tmp_path / "film.mp4")
-    assert len(scores) == 1
+    games = evaluate(spec, model, 1, seed=3, video=tmp_path / "film.mp4")
+    assert games[-1].length_steps == len(played)
     film = cv2.VideoCapture(str(tmp_path / "film.mp4"))
     pictures = [picture for ok, picture in iter(film.read, (False, None)) if ok]
     assert len(pictures) == len(played)
@@ -136,6 +141,26 @@ def test_atari_scores_are_those_of_games_and_lives(tmp_path):
             games.append(row)
             lives = []
     assert games
+
+
+def test_test_games_are_written_with_their_lives(tmp_path):
+    spec = RunSpec("seaquest", "sql", settings=SMALL)
+    with closing(make_env(spec)) as env:
+        model = make_model(spec, env)
+    rng = np.random.default_rng(0)
+    model.predict = lambda observation, deterministic: (rng.integers(18, size=1), None)
+    played = evaluate(spec, model, 2, seed=3)
+    first = [episode.kind for episode in played].index("game")
+    for lives, game in ((played[:first], played[first]), (played[first + 1 : -1], played[-1])):
+        assert [life.kind for life in lives] == ["life"] * 4
+        assert game.kind == "game"
+        assert game.score == sum(life.score for life in lives)
+        assert game.length_steps == sum(life.length_steps for life in lives)
+    write_test(tmp_path, played)
+    assert read_test(tmp_path) == played
+    assert (tmp_path / "test.csv").read_text().startswith("kind,score,length_steps\nlife,")
+    (tmp_path / "test.csv").write_text("kind,score,length_steps\ngame,1")
+    assert read_test(tmp_path) == []
 
 
 @pytest.mark.parametrize(

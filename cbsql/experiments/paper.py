@@ -1,34 +1,67 @@
-"""The paper's tables."""
+"""The paper's tables: what was run, and the scores it printed.
 
-from collections.abc import Mapping
+Its learning curves are those of the same runs; its chain-walk is :mod:`cbsql.experiments.chain`.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+
+from cbsql.envs.atari import FRAME_SKIP
+from cbsql.experiments.spec import RunSpec
 
 
 @dataclass(frozen=True)
 class Table:
-    """One of the paper's tables of scores."""
+    """A table of the paper."""
 
     name: str
     frames: int
     """Emulator frames of training."""
     test_games: int
-    """The last so many test episodes are averaged."""
     runs: int
-    """Seeds in the paper."""
+    """Seeds per game and algorithm."""
     published: Mapping[tuple[str, str], tuple[float, float]]
-    """Mean and standard deviation, by game and algorithm."""
+    """Mean and standard deviation of the test scores, by game and algorithm."""
+
+    def specs(
+        self,
+        games: Iterable[str] | None = None,
+        seeds: Iterable[int] | None = None,
+        frames: int | None = None,
+    ) -> list[RunSpec]:
+        """The runs of the table, or of other games, seeds and training times in its manner.
+
+        The first seed of everything comes first, so that a sweep soon has something to compare.
+        """
+        own_games = dict.fromkeys(game for game, _ in self.published)
+        algorithms = dict.fromkeys(algorithm for _, algorithm in self.published)
+        steps = (self.frames if frames is None else frames) // FRAME_SKIP
+        specs = []
+        for seed in range(self.runs) if seeds is None else seeds:
+            for game in own_games if games is None else games:
+                for name in algorithms:
+                    algorithm, *constant = name.split()
+                    beta = float(constant[0]) if constant else 100.0
+                    specs.append(RunSpec(game, algorithm, steps, seed, beta))
+        return specs
 
 
-def _table(names: tuple[str, ...], rows: dict[str, tuple[tuple[float, float], ...]]):  # type: ignore[no-untyped-def]
-    return {(g, a): cell for g, row in rows.items() for a, cell in zip(names, row, strict=True)}
+def _table(
+    algorithms: tuple[str, ...], rows: Mapping[str, tuple[tuple[float, float], ...]]
+) -> dict[tuple[str, str], tuple[float, float]]:
+    return {
+        (game, algorithm): scores
+        for game, row in rows.items()
+        for algorithm, scores in zip(algorithms, row, strict=True)
+    }
 
 
 TABLE_1 = Table(
-    "Table 1",
-    3_000_000,
-    100,
-    3,
-    _table(
+    name="table1",
+    frames=3_000_000,
+    test_games=100,
+    runs=3,
+    published=_table(
         ("dqn", "sql 100", "sql 1000", "cbsql"),
         {
             "breakout": ((5.9, 5.9), (5.9, 4.5), (5.1, 4.7), (8.2, 6.1)),
@@ -40,12 +73,13 @@ TABLE_1 = Table(
         },
     ),
 )
+
 TABLE_2 = Table(
-    "Table 2",
-    500_000,
-    50,
-    5,
-    _table(
+    name="table2",
+    frames=500_000,
+    test_games=50,
+    runs=5,
+    published=_table(
         ("rainbow", "rainbow-sql 100", "rainbow-sql 1000", "rainbow-cbsql"),
         {
             "breakout": ((10.2, 4.9), (5.5, 3.6), (3.6, 2.1), (39.9, 15.4)),
@@ -53,3 +87,5 @@ TABLE_2 = Table(
         },
     ),
 )
+
+TABLES = {table.name: table for table in (TABLE_1, TABLE_2)}

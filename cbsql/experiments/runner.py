@@ -13,11 +13,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
-from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import CSVOutputFormat, Logger, TensorBoardOutputFormat
@@ -83,16 +82,22 @@ def status(spec: RunSpec, folder: Path) -> str:
     path = folder / "run.json"
     if not path.is_file():
         return "new"
-    record = json.loads(path.read_text())
+    try:
+        record = json.loads(path.read_bytes())
+        finished, recorded = record["finished"], dict(record["spec"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error!r}): move {folder} away, and the run is made anew."
+        ) from None
     ours = json.loads(json.dumps(spec.describe()))
-    different = [name for name in ours if ours[name] != record["spec"].get(name)]
+    different = [name for name in ours if ours[name] != recorded.get(name)]
     if different:
         name = different[0]
         raise ValueError(
-            f"{folder} holds another run, with {name} {record['spec'].get(name)!r} and not "
+            f"{folder} holds another run, with {name} {recorded.get(name)!r} and not "
             f"{ours[name]!r}: choose another --out."
         )
-    return "finished" if record["finished"] else "unfinished"
+    return "finished" if finished else "unfinished"
 
 
 def train(
@@ -361,27 +366,62 @@ class _LogFile(CSVOutputFormat):
         super().write(*args, **kwargs)
 
 
+class Episode(NamedTuple):
+    """A test game, or one life of it: a line of test.csv."""
+
+    kind: str
+    """"game" or "life"; a game comes after its lives."""
+    score: float
+    length_steps: int
+
+
+def seed_of_test(spec: RunSpec) -> int:
+    """Seed of the test games: the same for every algorithm, and far from that of training."""
+    return 1_000_000 + spec.seed
+
+
 def evaluate(
-    spec: RunSpec, model: SQL, episodes: int, seed: int, video: Path | None = None
-) -> NDArray[np.float64]:
-    """Scores of whole games under the preset's test policy; the first of them may be filmed."""
+    spec: RunSpec, model: SQL, games: int, seed: int, video: Path | None = None
+) -> list[Episode]:
+    """Play whole games under the preset's test policy; the first of them may be filmed."""
     epsilon = preset(spec).test_epsilon
     rng = np.random.default_rng(seed)
-    scores: list[float] = []
+    played: list[Episode] = []
+    games_played = 0
     with ExitStack() as stack:
         env = stack.enter_context(closing(make_env(spec, seed, pictures=video is not None)))
         assert isinstance(env.action_space, gym.spaces.Discrete)
         fps: Any = 60 / FRAME_SKIP if spec.is_atari else env.metadata.get("render_fps", 15)
         camera = stack.enter_context(film(video, fps)) if video else None
         observation = env.reset()
-        while len(scores) < episodes:
-            if camera and not scores:
+        while games_played < games:
+            if camera and not games_played:
                 picture = env.render()
                 assert picture is not None
                 camera.add(picture)
             action, _ = model.predict(observation, deterministic=True)
             if rng.random() < epsilon:
                 action = rng.integers(env.action_space.n, size=1)
-            observation, _, _, infos = env.step(action)
-            scores += [info["episode"]["r"] for info in infos if "episode" in info]
-    return np.array(scores)
+            observation, _, _, (info,) = env.step(action)
+            if "life" in info:
+                played.append(Episode("life", info["life"]["score"], info["life"]["steps"]))
+            if "episode" in info:
+                played.append(Episode("game", info["episode"]["r"], info["episode"]["l"]))
+                games_played += 1
+    return played
+
+
+def write_test(folder: Path, played: list[Episode]) -> None:
+    """Write test.csv in one go."""
+    lines = [",".join(map(str, row)) for row in (Episode._fields, *played)]
+    write_file(folder / "test.csv", ("\n".join(lines) + "\n").encode())
+
+
+def read_test(folder: Path) -> list[Episode]:
+    """The test games of a run; none if there is no test.csv, or not a sound one."""
+    try:
+        with (folder / "test.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [Episode(r["kind"], float(r["score"]), int(r["length_steps"])) for r in rows]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []

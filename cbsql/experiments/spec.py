@@ -1,11 +1,17 @@
 """What one run is, and the settings it starts from."""
 
+import difflib
+import hashlib
 import inspect
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+import itertools
+import re
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, get_origin
 
 import gymnasium as gym
+import yaml
 from stable_baselines3 import DQN
 
 from cbsql.deep import SQL, Munchausen, Rainbow
@@ -71,6 +77,28 @@ class RunSpec:
             return CountBased(kappa=self.kappa)
         return Constant(self.beta) if self.algorithm.endswith("sql") else Greedy()
 
+    @property
+    def name(self) -> str:
+        """What the run's folder is called in a sweep: other runs have other names."""
+        constant = isinstance(self.temperature(), Constant)
+        usual = replace(self, steps=0, kappa=0.01, protocol="nature")
+        usual = usual if constant else replace(usual, beta=100.0)
+        different = {
+            key: getattr(self, key)
+            for key in ("steps", "beta", "kappa", "protocol")
+            if getattr(self, key) != getattr(usual, key)
+        }
+        if self.steps == preset(self).steps:
+            different.pop("steps", None)
+        different.update(sorted(self.settings.items()))
+        parts = [re.sub(r"[^\w.-]+", "-", self.game), self.algorithm]
+        if constant:
+            parts.append(str(float(self.beta)).removesuffix(".0"))
+        text = "-".join(f"{key}={value}" for key, value in different.items())
+        if not re.fullmatch(r"[\w.+=-]{0,100}", text):
+            text = "settings=" + hashlib.sha256(repr(different).encode()).hexdigest()[:8]
+        return "-".join([*parts, *filter(None, [text]), str(self.seed)])
+
     def describe(self) -> dict[str, Any]:
         """All fields, ready for JSON."""
         return {**asdict(self), "settings": {name: repr(v) for name, v in self.settings.items()}}
@@ -97,6 +125,8 @@ class Preset:
     """Arguments of the algorithm."""
     exploration_steps: int
     """Agent steps in which epsilon falls from 1 to its final value."""
+    step_seconds: float
+    """Time of an agent step, learning included, on one of two busy cores (AMD EPYC)."""
 
 
 _RMSPROP = {
@@ -121,6 +151,7 @@ ATARI = Preset(
         "policy_kwargs": {**_RMSPROP, "features_extractor_class": FastNatureCNN},
     },
     exploration_steps=250_000,  # 1M frames
+    step_seconds=0.033,  # results/freeway
 )
 
 MINATAR = Preset(
@@ -141,6 +172,7 @@ MINATAR = Preset(
         "policy_kwargs": {**_RMSPROP, "features_extractor_class": MinAtarCNN, "net_arch": []},
     },
     exploration_steps=20_000,
+    step_seconds=0.0026,  # results/minatar
 )
 
 CARTPOLE = Preset(
@@ -161,6 +193,7 @@ CARTPOLE = Preset(
         "policy_kwargs": {"net_arch": [256, 256], "optimizer_class": Adam},
     },
     exploration_steps=8_000,
+    step_seconds=0.0026,  # results/cartpole
 )
 
 OTHER = Preset(
@@ -169,6 +202,7 @@ OTHER = Preset(
     test_epsilon=0.0,
     settings={"buffer_size": 100_000, "learning_starts": 1_000, "target_update_interval": 1_000},
     exploration_steps=10_000,
+    step_seconds=0.0026,  # as the two above
 )
 
 
@@ -217,3 +251,76 @@ def preset(spec: RunSpec) -> Preset:
     if spec.game.startswith("CartPole"):
         return RAINBOW_CARTPOLE if rainbow else CARTPOLE
     return RAINBOW_OTHER if rainbow else OTHER
+
+
+def read_specs(path: Path) -> tuple[list[RunSpec], int]:
+    """The runs that a YAML file lists, and how many test games each of them plays.
+
+    ``runs`` is a list of runs, whose keys are the fields of :class:`RunSpec`. Where one of them
+    (but ``settings``) has a list of values, it stands for a run with each.
+
+    :raises ValueError: if the file, or anything in it, is not of this form
+    """
+    try:
+        content = yaml.load(path.read_bytes(), _Loader)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}.") from None
+    _check_keys(content, ("runs", "test_games"), str(path))
+    runs, test_games = content.get("runs"), content.get("test_games", 100)
+    if type(test_games) is not int or test_games < 1:
+        raise ValueError(f"{path}: test_games takes a positive integer, not {test_games!r}.")
+    if not isinstance(runs, list) or not runs:
+        raise ValueError(f"{path}: runs takes a list of runs, not {runs!r}.")
+    specs = []
+    for number, run in enumerate(runs, start=1):
+        where = f"{path}, run {number}"
+        _check_keys(run, _FIELDS, where)
+        if "game" not in run:
+            raise ValueError(f"{where} has no game.")
+        try:
+            specs += [RunSpec(**choice) for choice in _combinations(run)]
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+    return specs, test_games
+
+
+class _Loader(yaml.SafeLoader):  # type: ignore[misc]
+    """Reads 1e-4 as the number it is, which YAML 1.1 takes for a text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+_FIELDS: dict[str, Any] = {f.name: get_origin(f.type) or f.type for f in fields(RunSpec)}
+_MEANING = {str: "a text", int: "an integer", float: "a number", Mapping: "names and values"}
+
+
+def _check_keys(given: Any, known: Collection[str], where: str) -> None:
+    if not isinstance(given, dict):
+        raise ValueError(f"{where} must have the keys {', '.join(known)}; it is {given!r}.")
+    for key in given:
+        if key not in known:
+            nearest = difflib.get_close_matches(str(key), known, n=1, cutoff=0.0)[0]
+            raise ValueError(f"{where} has the unknown key {key!r}; the nearest is {nearest!r}.")
+
+
+def _combinations(run: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One dict for each choice among the values of a run."""
+    choices = {
+        key: value if isinstance(value, list) and key != "settings" else [value]
+        for key, value in run.items()
+    }
+    for values in itertools.product(*choices.values()):
+        yield {key: _typed(key, value) for key, value in zip(choices, values, strict=True)}
+
+
+def _typed(key: str, value: Any) -> Any:
+    wanted = _FIELDS[key]
+    if wanted is float and type(value) is int:
+        return float(value)
+    if not isinstance(value, wanted) or isinstance(value, bool):
+        raise ValueError(f"{key} takes {_MEANING[wanted]}, not {value!r}.")
+    return value
