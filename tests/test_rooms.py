@@ -1,6 +1,8 @@
-"""The parts that others import alone import nothing of ours."""
+"""What imports what: parts can be had without the rest."""
 
 import ast
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,3 +23,12 @@ def test_parts_that_plug_depend_on_no_other_room(room):
             for name in names:
                 inside = name.split(".")[0] == "cbsql"
                 assert not inside or ".".join(name.split(".")[:2]) in own, (file.name, name)
+
+
+def test_the_package_alone_does_not_wait_for_torch():
+    code = "import sys, cbsql.cli, gymnasium; gymnasium.spec('cbsql/ChainWalk-v0'); "
+    code += "assert 'torch' not in sys.modules; from cbsql import CBSQL, TabularSQL; "
+    code += "assert 'CBSQL' in dir(cbsql)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="no attribute 'DQN'"):
+        cbsql.DQN  # noqa: B018

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from cbsql._registration import MINATAR_GAMES
 from cbsql.deep import SQL
-from cbsql.envs.minatar import GAMES
 from cbsql.experiments.runner import (
     COLUMNS,
     evaluate,
@@ -58,7 +58,7 @@ def test_minatar_preset_is_the_authors_network():
     assert [tuple(m.weight.shape) for m in layers] == [(16, 10, 3, 3), (128, 1024), (6, 128)]
 
 
-@pytest.mark.parametrize("game", [*(f"MinAtar/{name}-v1" for name in GAMES), "Acrobot-v1"])
+@pytest.mark.parametrize("game", [*(f"MinAtar/{name}-v1" for name in MINATAR_GAMES), "Acrobot-v1"])
 def test_every_preset_builds_and_learns(game, tmp_path):
     settings = {**SMALL, "learning_starts": 10}
     model = train(RunSpec(game, "cbsql", steps=40, settings=settings), tmp_path)

@@ -106,6 +106,3 @@ def _member(kind: type[Any], name: str, value: str) -> Any:
     if value not in kind.__members__:
         raise ValueError(f"{name} must be one of {', '.join(kind.__members__)}, not {value!r}.")
     return kind[value]
-
-
-gym.register("cbsql/ChainWalk-v0", entry_point="cbsql.envs.chain_walk:ChainWalk")

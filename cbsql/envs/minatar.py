@@ -5,27 +5,6 @@ from typing import Any
 
 import gymnasium as gym
 
-GAMES = ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders")
-
-
-def register() -> None:
-    """Register `MinAtar/<game>-v0` (all actions) and `-v1` (useful actions) as MinAtar would.
-
-    MinAtar leaves this to an entry point that Gymnasium has not read since its version 1.0.
-    """
-    for name in GAMES:
-        game = name.replace("SpaceInvaders", "space_invaders").lower()
-        for version, minimal in (("v0", False), ("v1", True)):
-            environment = f"MinAtar/{name}-{version}"
-            if environment not in gym.registry:
-                kwargs = {"game": game, "use_minimal_action_set": minimal}
-                gym.register(
-                    environment,
-                    "cbsql.envs.minatar:make_minatar",
-                    kwargs=kwargs,
-                    disable_env_checker=True,  # it complains of pictures with brightness 0 to 1
-                )
-
 
 def make_minatar(**kwargs: Any) -> gym.Env[Any, Any]:
     """Make a MinAtar game without the warning about seaborn, which only its renderer needs."""
