@@ -10,8 +10,9 @@ EXAMPLE = runpy.run_path(str(Path(__file__).parents[1] / "examples" / "cleanrl_s
 
 
 def test_the_loop_learns():
-    returns = EXAMPLE["train"](EXAMPLE["Args"](), CountBased(SimHash(4), kappa=0.01))
-    assert np.mean(returns[-20:]) > 4 * np.mean(returns[:20])
+    args = EXAMPLE["Args"](total_timesteps=6_000)
+    returns = EXAMPLE["train"](args, CountBased(SimHash(4), kappa=0.01))
+    assert np.mean(returns[-20:]) > 3 * np.mean(returns[:20])
 
 
 def test_every_update_is_counted_where_it_began():

@@ -82,8 +82,8 @@ const x = steps.q.map((_, step) => step + 1);
 const grey = { colour: "#777777", dash: "2 3" };
 const mean = (list) => list.reduce((a, b) => a + b, 0) / list.length;
 const lines = {
-  // In powers of ten, which states never counted have none of.
-  "beta-line": steps.count && [{ name: "β", colour: "#d7301f", y: steps.beta.map((beta) => (beta > 0 ? Math.log10(beta) : null)) }],
+  // In powers of ten. Below the least of them a backup is the mean, whatever the count.
+  "beta-line": steps.count && [{ name: "β", colour: "#d7301f", y: steps.beta.map((beta) => Math.log10(Math.max(beta, 1e-6))) }],
   "value-line": [
     { name: "mean", ...grey, y: steps.q.map(mean) },
     { name: "greedy", colour: "#777777", y: steps.q.map((q) => Math.max(...q)) },
