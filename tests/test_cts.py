@@ -296,8 +296,9 @@ def test_state_is_small_on_disk():
         assert file.tell() < 100_000  # bytes
 
 
-def test_sampled_frequencies_are_the_probabilities():
-    model = CTS((1, 2), levels=2)
+@pytest.mark.parametrize("location_dependent", [True, False])
+def test_sampled_frequencies_are_the_probabilities(location_dependent):
+    model = CTS((1, 2), levels=2, location_dependent=location_dependent)
     images = np.array(list(np.ndindex(2, 2)), np.uint8).reshape(4, 1, 2)
     model.update(images[[0, 0, 0, 1, 2, 2]])
     rng = np.random.default_rng(9)

@@ -143,7 +143,9 @@ class CTS:
     def sample(self, rng: np.random.Generator) -> Symbols:
         """Draw one frame (H, W) from the model, pixel by pixel."""
         values, children, _ = self._pool.arrays
-        return _sample(rng.random(self.shape), values, children, self._bits)
+        return _sample(
+            rng.random(self.shape), values, children, self._bits, self.location_dependent
+        )
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The model as tensors, as small as the contexts it has seen.
@@ -610,7 +612,9 @@ def _query_pixels(
 
 
 @jit()
-def _sample(uniforms: Floats, values: Floats, children: Nodes, bits: int) -> Symbols:
+def _sample(
+    uniforms: Floats, values: Floats, children: Nodes, bits: int, location_dependent: bool
+) -> Symbols:
     """A frame (H, W) drawn pixel by pixel with uniforms (H, W) in [0, 1)."""
     height, width = uniforms.shape
     levels = 1 << bits
@@ -621,7 +625,7 @@ def _sample(uniforms: Floats, values: Floats, children: Nodes, bits: int) -> Sym
     for y in range(height):
         for x in range(width):
             _row_keys(frame, y, bits, keys)  # the pixel itself is still 0
-            row, root = (0, 1) if len(values) < height else (y, 1 + x)
+            row, root = (y, 1 + x) if location_dependent else (0, 1)
             for symbol in range(levels):
                 _load(values[row], children[row], bits, keys[x] + symbol, root, paths, symbol)
             _predict(paths, 1.0 / levels, p)

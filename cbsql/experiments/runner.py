@@ -116,6 +116,7 @@ def train(
     with the same weights and scores as if it had not been interrupted.
     """
     keep_memory()
+    folder.mkdir(parents=True, exist_ok=True)
     with only_process(folder), closing(make_env(spec)) as env:
         model = make_model(spec, env)
         checkpoints = Checkpoints(folder / "checkpoints")
