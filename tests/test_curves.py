@@ -28,6 +28,7 @@ def write_run(folder, seed, scores, finished=True):
     (folder / "progress.csv").write_text(
         "time/total_timesteps,train/beta_mean,train/count_mean\n5,,\n15,2,200\n20,4,400\n"
     )
+    (folder / "test.csv").write_text("kind,score,length_steps\nlife,1.0,5\ngame,1.0,5\n")
     return folder
 
 
@@ -45,9 +46,22 @@ def test_scores_are_averaged_in_each_part_of_a_run(tmp_path):
     runs = list(csv.DictReader((tmp_path / "runs.csv").open()))
     assert [run["seed"] for run in runs] == ["0", "1"]
     assert float(runs[0]["last_100_games"]) == pytest.approx(sum(scores) / 98, rel=1e-3)
+    tests = (tmp_path / "tests.csv").read_text().splitlines()
+    assert tests[1:3] == ["CartPole-v1,sql 100,0,life,1.0,5", "CartPole-v1,sql 100,0,game,1.0,5"]
     assert (tmp_path / "curves.png").stat().st_size > 5000
 
 
 def test_unfinished_runs_are_refused(tmp_path):
     with pytest.raises(ValueError, match="is not finished"):
         curves.read_run(write_run(tmp_path / "run", 0, [], finished=False))
+
+
+def test_a_name_says_what_is_not_as_usual():
+    def name(**spec):
+        return curves.Run({"spec": spec}, [], [], []).name
+
+    assert name(algorithm="rainbow-sql", beta=1000.0, settings={"double": "False"}) == (
+        "rainbow-sql 1000 double=False"
+    )
+    assert name(algorithm="cbsql", beta=100.0, kappa=0.1) == "cbsql kappa=0.1"
+    assert name(algorithm="dqn", beta=100.0, kappa=0.1) == "dqn"

@@ -1,4 +1,4 @@
-"""Learning curves of finished runs, small enough to be kept: two tables and a figure.
+"""Learning curves and test scores of finished runs, small enough to be kept.
 
 python -m cbsql.experiments.curves RUN... --out DIR
 """
@@ -22,6 +22,7 @@ BINS = 50
 """Parts of a run over which its scores are averaged."""
 
 CURVE_COLUMNS = ("game", "algorithm", "seed", "steps", "score", "games", "beta", "count")
+TEST_COLUMNS = ("game", "algorithm", "seed", "kind", "score", "length_steps")
 RUN_COLUMNS = (
     *("game", "algorithm", "seed", "last_100_games"),
     *("steps", "updates", "seconds", "commit", "command"),
@@ -31,6 +32,7 @@ COLOURS = {
     **{"rainbow": "#555555", "rainbow-sql 100": "#4292c6", "rainbow-sql 1000": "#084594"},
     **{"rainbow-cbsql": "#d7301f", "munchausen": "#41ab5d"},
 }
+OTHER_COLOURS = ("#807dba", "#fd8d3c", "#238b45", "#8c6d31", "#ce6dbd", "#17a2b8")
 
 
 @dataclass(frozen=True)
@@ -43,13 +45,20 @@ class Run:
     """(games, 2): agent steps at the end of a game, and its score."""
     logs: NDArray[np.float64]
     """(logs, 3): agent steps, mean beta and mean count at s'; nan where there is none."""
+    tests: list[tuple[str, ...]]
+    """The lines of test.csv: kind, score and length of each test game and of each life in it."""
 
     @property
     def name(self) -> str:
-        """The algorithm with its constant, if it has one."""
+        """The algorithm with its constant, if it has one, and what else is not as usual."""
         spec = self.record["spec"]
-        constant = spec["algorithm"] in ("sql", "rainbow-sql")
-        return f"{spec['algorithm']} {spec['beta']:g}" if constant else str(spec["algorithm"])
+        parts = [spec["algorithm"]]
+        if spec["algorithm"] in ("sql", "rainbow-sql"):
+            parts.append(f"{spec['beta']:g}")
+        if spec["algorithm"].endswith("cbsql") and spec.get("kappa", 0.01) != 0.01:
+            parts.append(f"kappa={spec['kappa']:g}")
+        parts += [f"{name}={value}" for name, value in spec.get("settings", {}).items()]
+        return " ".join(parts)
 
     def curve(self) -> NDArray[np.float64]:
         """(bins, 5): last step of a bin, mean score in it, number of games, beta and count."""
@@ -75,11 +84,15 @@ def read_run(folder: Path) -> Run:
     with (folder / "progress.csv").open() as file:
         columns = ("time/total_timesteps", "train/beta_mean", "train/count_mean")
         logs = [[float(row.get(name) or "nan") for name in columns] for row in csv.DictReader(file)]
-    return Run(record, games.reshape(-1, 2), np.array(logs).reshape(-1, 3))
+    tests: list[tuple[str, ...]] = []
+    if (folder / "test.csv").is_file():
+        with (folder / "test.csv").open() as file:
+            tests = [tuple(row[k] for k in TEST_COLUMNS[3:]) for row in csv.DictReader(file)]
+    return Run(record, games.reshape(-1, 2), np.array(logs).reshape(-1, 3), tests)
 
 
 def write_curves(runs: Iterable[Run], out: Path) -> None:
-    """Write curves.csv, runs.csv, machines.json and a figure of all games."""
+    """Write curves.csv, runs.csv, tests.csv, machines.json and a figure of all games."""
     runs = sorted(runs, key=lambda run: (run.record["spec"]["game"], run.name))
     with (out / "curves.csv").open("w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
@@ -98,6 +111,13 @@ def write_curves(runs: Iterable[Run], out: Path) -> None:
             last = run.games[-100:, 1].mean() if len(run.games) else np.nan
             made = [record[key] for key in ("steps", "updates", "seconds", "commit", "command")]
             rows.writerow((spec["game"], run.name, spec["seed"], f"{last:.4g}", *made))
+    if any(run.tests for run in runs):
+        with (out / "tests.csv").open("w", newline="") as file:
+            rows = csv.writer(file, lineterminator="\n")
+            rows.writerow(TEST_COLUMNS)
+            for run in runs:
+                spec = run.record["spec"]
+                rows.writerows((spec["game"], run.name, spec["seed"], *test) for test in run.tests)
     places = {json.dumps({k: r.record[k] for k in ("machine", "versions")}) for r in runs}
     text = json.dumps([json.loads(place) for place in sorted(places)], indent=2)
     (out / "machines.json").write_text(text + "\n")
@@ -114,6 +134,8 @@ def _figure(runs: list[Run], column: int, label: str) -> Figure:
     for run in runs:
         games[run.record["spec"]["game"]][run.name].append(run)
     names = sorted({run.name for run in runs}, key=_order)
+    others = iter(OTHER_COLOURS * len(names))
+    colours = {name: COLOURS.get(name) or next(others) for name in names}
     columns = min(len(games), 3)
     lines = -(-len(games) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.2 * lines), layout="constrained")
@@ -122,7 +144,7 @@ def _figure(runs: list[Run], column: int, label: str) -> Figure:
         axes.spines[["top", "right"]].set_visible(False)
         for name in names:
             if name in by_name:
-                _draw(axes, by_name[name], column, name)
+                _draw(axes, by_name[name], column, name, colours[name])
         axes.set(title=game, xlabel="thousands of agent steps", ylabel=label)
         if position == 1:
             axes.legend(frameon=False, fontsize=8)
@@ -133,9 +155,8 @@ def _order(name: str) -> tuple[int, str]:
     return ("sql" in name) + 2 * ("cbsql" in name), name
 
 
-def _draw(axes: Axes, runs: list[Run], column: int, name: str) -> None:
+def _draw(axes: Axes, runs: list[Run], column: int, name: str, colour: str) -> None:
     """The mean over seeds; the band goes from the lowest to the highest of them."""
-    colour = COLOURS.get(name, "#807dba")
     curves = np.array([run.curve() for run in runs])  # (seeds, bins, 5)
     steps, values = curves[0, :, 0] / 1000, curves[:, :, column]
     seen = np.isfinite(values).all(axis=0)

@@ -134,8 +134,9 @@ function lineChart(container, options) {
       show();
       if (options.pick && index !== null) options.pick(grid[index]);
     });
-    const focused = container.contains(document.activeElement);
-    container.replaceChildren(svg, readout);
+    const focused = container.contains(document.activeElement), followed = index;
+    container.replaceChildren(svg, readout);  // the old drawing loses the focus, which ends following
+    index = followed;
     if (focused) svg.focus();
     show();
   }

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cbsql.envs.atari import FRAME_SKIP
 from cbsql.experiments.chain import ChainSpec
-from cbsql.experiments.curves import CURVE_COLUMNS, read_run
+from cbsql.experiments.curves import CURVE_COLUMNS, TEST_COLUMNS, read_run
 from cbsql.experiments.spec import RunSpec
 
 Floats = NDArray[np.float64]
@@ -135,17 +135,9 @@ def _read(folder: Path) -> tuple[list[Result], list[Chain]]:
 def _read_run(folder: Path) -> Result:
     run = read_run(folder)
     record, spec = run.record, run.record["spec"]
-    tests: dict[str, list[float]] = defaultdict(list)
-    if (folder / "test.csv").is_file():
-        with (folder / "test.csv").open() as file:
-            for row in csv.DictReader(file):
-                tests[row["kind"]].append(float(row["score"]))
-    differences = [f"{name}={value}" for name, value in spec.get("settings", {}).items()]
-    if run.name.endswith("cbsql") and spec.get("kappa", 0.01) != 0.01:
-        differences.insert(0, f"kappa={spec['kappa']:g}")
     return Result(
         game=spec["game"],
-        algorithm=" ".join([run.name, *differences]),
+        algorithm=run.name,
         seed=int(spec["seed"]),
         steps=int(record["steps"]),
         seconds=float(record["seconds"]),
@@ -154,10 +146,17 @@ def _read_run(folder: Path) -> Result:
         folder=folder,
         curve=run.curve(),
         training=float(run.games[-100:, 1].mean()) if len(run.games) else np.nan,
-        tests={kind: np.array(scores) for kind, scores in tests.items()},
+        tests=_by_kind(run.tests),
         version=record.get("versions", {}).get("cbsql", ""),
         protocol=spec.get("protocol", "nature"),
     )
+
+
+def _by_kind(tests: Iterable[tuple[str, ...]]) -> dict[str, Floats]:
+    scores: dict[str, list[float]] = defaultdict(list)
+    for kind, score, *_ in tests:
+        scores[kind].append(float(score))
+    return {kind: np.array(values) for kind, values in scores.items()}
 
 
 def _read_tables(folder: Path) -> list[Result]:
@@ -167,6 +166,11 @@ def _read_tables(folder: Path) -> list[Result]:
         for row in csv.DictReader(file):
             key = tuple(row[name] for name in CURVE_COLUMNS[:3])
             curves[key].append([float(row[name] or "nan") for name in CURVE_COLUMNS[3:]])
+    tests: dict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
+    if (folder / "tests.csv").is_file():
+        with (folder / "tests.csv").open() as file:
+            for row in csv.DictReader(file):
+                tests[tuple(row[k] for k in TEST_COLUMNS[:3])].append((row["kind"], row["score"]))
     machines = json.loads((folder / "machines.json").read_text())
     with (folder / "runs.csv").open() as file:
         return [
@@ -181,6 +185,7 @@ def _read_tables(folder: Path) -> list[Result]:
                 folder=folder,
                 curve=np.array(curves[row["game"], row["algorithm"], row["seed"]]).reshape(-1, 5),
                 training=float(row["last_100_games"]),
+                tests=_by_kind(tests[row["game"], row["algorithm"], row["seed"]]),
                 version=machines[0]["versions"]["cbsql"],
             )
             for row in csv.DictReader(file)

@@ -33,7 +33,6 @@ EPISODES_PER_POINT = 3
 LEAST_FOR_VERDICT = 10
 """Runs of each algorithm. Three against three could not differ significantly in any ranking."""
 
-_OTHER_COLOURS = ("#807dba", "#fd8d3c", "#41ab5d", "#8c6d31", "#ce6dbd")
 _DASHES = {"sql 10": "4 2", "sql 100": "8 3", "sql 1000": "2 3", "munchausen": "8 3 2 3"}
 
 
@@ -266,7 +265,7 @@ def _improvement(ours: str, other: str, x: Floats, y: Floats) -> dict[str, Any]:
 
 def _style(algorithm: str, colours: dict[str, str] = curves.COLOURS) -> dict[str, Any]:
     base = " ".join(algorithm.split()[:2])
-    spare = _OTHER_COLOURS[sum(algorithm.encode()) % len(_OTHER_COLOURS)]
+    spare = curves.OTHER_COLOURS[sum(algorithm.encode()) % len(curves.OTHER_COLOURS)]
     return {
         "name": title(algorithm) if colours is curves.COLOURS else algorithm,
         "colour": colours.get(base, spare),
