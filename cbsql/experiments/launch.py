@@ -39,7 +39,7 @@ LOCK_SECONDS = 120.0
 TRIES = 3
 """How often a run may die without a new checkpoint before it counts as failed."""
 PROCESS_BYTES = 1_000_000_000
-"""Memory of a run without its replay buffer, rounded up: 0.6 GB were measured."""
+"""Memory of a run without its replay buffer, rounded up: 0.6 to 1.0 GB were measured."""
 
 
 @dataclass(frozen=True)

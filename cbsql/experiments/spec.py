@@ -126,7 +126,7 @@ class Preset:
     exploration_steps: int
     """Agent steps in which epsilon falls from 1 to its final value."""
     step_seconds: float
-    """Time of an agent step, learning included, on one of two busy cores (AMD EPYC)."""
+    """Time of an agent step, learning included, on one core: see docs/scaling.md."""
 
 
 _RMSPROP = {
@@ -151,7 +151,7 @@ ATARI = Preset(
         "policy_kwargs": {**_RMSPROP, "features_extractor_class": FastNatureCNN},
     },
     exploration_steps=250_000,  # 1M frames
-    step_seconds=0.033,  # results/freeway
+    step_seconds=0.020,
 )
 
 MINATAR = Preset(
@@ -172,7 +172,7 @@ MINATAR = Preset(
         "policy_kwargs": {**_RMSPROP, "features_extractor_class": MinAtarCNN, "net_arch": []},
     },
     exploration_steps=20_000,
-    step_seconds=0.0026,  # results/minatar
+    step_seconds=0.0021,  # median of results/minatar/runs.csv
 )
 
 CARTPOLE = Preset(
@@ -193,7 +193,7 @@ CARTPOLE = Preset(
         "policy_kwargs": {"net_arch": [256, 256], "optimizer_class": Adam},
     },
     exploration_steps=8_000,
-    step_seconds=0.0026,  # results/cartpole
+    step_seconds=0.0024,  # median of results/cartpole/runs.csv
 )
 
 OTHER = Preset(
@@ -202,7 +202,7 @@ OTHER = Preset(
     test_epsilon=0.0,
     settings={"buffer_size": 100_000, "learning_starts": 1_000, "target_update_interval": 1_000},
     exploration_steps=10_000,
-    step_seconds=0.0026,  # as the two above
+    step_seconds=0.0024,  # as CartPole's
 )
 
 
@@ -212,13 +212,16 @@ _ADAM = {
 }
 
 
-def _rainbow(base: Preset, steps: int, settings: Mapping[str, Any], **network: Any) -> Preset:
+def _rainbow(
+    base: Preset, steps: int, step_seconds: float, settings: Mapping[str, Any], **network: Any
+) -> Preset:
     """A preset for Rainbow: no epsilon anywhere, Adam, and what else differs."""
     policy_kwargs = {**base.settings.get("policy_kwargs", {}), **_ADAM, **network}
     without = {k: v for k, v in base.settings.items() if not k.startswith("exploration_")}
     return replace(
         base,
         steps=steps,
+        step_seconds=step_seconds,
         test_epsilon=0.0,
         settings={**without, **settings, "policy_kwargs": policy_kwargs},
     )
@@ -228,6 +231,7 @@ RAINBOW_ATARI = _rainbow(
     # The third table of the paper's appendix; what it leaves open is from Hessel et al. (2018).
     ATARI,
     125_000,  # 500K frames
+    0.037,
     {
         "learning_rate": 6.25e-5,
         "learning_starts": 20_000,  # 80,000 frames
@@ -236,9 +240,9 @@ RAINBOW_ATARI = _rainbow(
     features_extractor_class=RainbowCNN,
 )
 # Discounted returns of good play are above the 10 to which Atari's clipped rewards are fitted.
-RAINBOW_MINATAR = _rainbow(MINATAR, MINATAR.steps, {}, v_max=30.0)
-RAINBOW_CARTPOLE = _rainbow(CARTPOLE, CARTPOLE.steps, {}, v_min=0.0, v_max=100.0)
-RAINBOW_OTHER = _rainbow(OTHER, OTHER.steps, {})
+RAINBOW_MINATAR = _rainbow(MINATAR, MINATAR.steps, 0.0042, {}, v_max=30.0)
+RAINBOW_CARTPOLE = _rainbow(CARTPOLE, CARTPOLE.steps, 0.0081, {}, v_min=0.0, v_max=100.0)
+RAINBOW_OTHER = _rainbow(OTHER, OTHER.steps, 0.0081, {})
 
 
 def preset(spec: RunSpec) -> Preset:
