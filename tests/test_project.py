@@ -1,5 +1,6 @@
 """What README, Makefile and constraints promise."""
 
+import importlib
 import importlib.metadata
 import importlib.util
 import re
@@ -101,6 +102,9 @@ def test_commands_of_the_documents_are_understood(document):
             subprocess.run([program, *arguments, "--dry-run"], cwd=ROOT, check=True)
         elif program == "python" and arguments[0] == "-m":
             assert importlib.util.find_spec(arguments[1])
+        elif program == "ray":
+            ray = importlib.import_module("ray.scripts.scripts").cli
+            ray.commands[arguments[0]].make_context(program, arguments[1:])
         elif program == "python":
             assert (ROOT / arguments[0]).is_file()
         else:  # SB3's own tests, which need its repository
