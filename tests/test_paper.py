@@ -16,7 +16,7 @@ def test_runs_are_those_of_the_paper(table, runs, steps):
     assert {spec.steps for spec in specs} == {steps}
     assert {preset(spec).steps for spec in specs} == {steps}
     # What the tables are compared with finds its runs by these names.
-    names = {(spec.game, Run({"spec": spec.describe()}, None, None).name) for spec in specs}
+    names = {(spec.game, Run({"spec": spec.describe()}, None, None, []).name) for spec in specs}
     assert names == set(table.published)
 
 

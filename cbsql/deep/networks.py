@@ -78,7 +78,8 @@ class RainbowCNN(NatureCNN):
 class FastNatureCNN(RainbowCNN):
     """SB3's :class:`~stable_baselines3.common.torch_layers.NatureCNN`, faster on a CPU.
 
-    The same layers by the same names, so that each loads the other's weights.
+    The same layers by the same names, so that each loads the other's weights. In ``policy_kwargs``
+    it goes with ``net_arch=[]``: SB3 puts two more layers on what it does not know.
     """
 
     def __init__(
