@@ -29,6 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--frames", type=int, default=100_000, help="to store in all")
     frames = parser.parse_args().frames
+    record = provenance()
     env = make_atari_vec_env("seaquest", n_envs=N_ENVS, seed=0)
     model = make_model(RunSpec("seaquest", settings={"buffer_size": frames}), env)
     buffer = model.replay_buffer
@@ -59,7 +60,6 @@ def main() -> None:
                 row = (f"{step:,}", f"{seconds:.1f}", f"{written / 1e6:.0f}", share)
                 print(f"| {' | '.join(row)} | {on_disk / 1e6:.0f} |", flush=True)
     env.close()
-    record = provenance()
     print(f"\n{record['machine']}, commit {record['commit']}\n")
 
 
