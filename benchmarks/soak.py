@@ -16,6 +16,8 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+WINDOW = 10
+"""Samples over which speed is averaged: the log of a run has its steps in large parts."""
 COLUMNS = ("minutes", "steps", "cpu_seconds", "resident_mb", "open_files", "threads")
 
 
@@ -53,18 +55,19 @@ def draw(out: Path) -> None:
     """A figure of what was written."""
     table = np.genfromtxt(out / "soak.csv", delimiter=",", names=True)
     figure = Figure(figsize=(10, 3), layout="constrained")
-    speed = np.diff(table["steps"]) / np.diff(table["cpu_seconds"])
+    steps, cpu_seconds = table["steps"], table["cpu_seconds"]
+    speed = (steps[WINDOW:] - steps[:-WINDOW]) / (cpu_seconds[WINDOW:] - cpu_seconds[:-WINDOW])
     for position, (values, label) in enumerate(
         (
-            (table["resident_mb"][1:], "resident memory, MB"),
+            (table["resident_mb"], "resident memory, MB"),
             (speed, "agent steps per CPU second"),
-            (table["open_files"][1:], "open files"),
+            (table["open_files"], "open files"),
         ),
         start=1,
     ):
         axes = figure.add_subplot(1, 3, position)
         axes.spines[["top", "right"]].set_visible(False)
-        axes.plot(table["minutes"][1:], values, color="#d7301f")
+        axes.plot(table["minutes"][-len(values) :], values, color="#d7301f")
         axes.set(xlabel="minutes", ylabel=label, ylim=(0, None))
     figure.savefig(out / "soak.png", dpi=130)
 
