@@ -82,12 +82,21 @@ def test_bad_input_ends_with_one_sentence_and_nothing_written(tmp_path, argument
 def test_an_interrupted_run_leaves_the_old_results(tmp_path):
     (tmp_path / "curves.csv").write_text("old")
     long = ("reproduce", "chain", "--runs", "10000000", "--out", ".")
-    process = subprocess.Popen([CBSQL, *long], cwd=tmp_path, stdout=subprocess.PIPE)
-    while not list(tmp_path.glob(".unfinished-*")):
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) != 0
+    process = subprocess.Popen(
+        [CBSQL, *long],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        # Where the tests themselves run in the background of a shell, they ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    try:
+        while not list(tmp_path.glob(".unfinished-*")):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=60) != 0
+    finally:
+        process.kill()
     assert [path.name for path in tmp_path.iterdir()] == ["curves.csv"]
     assert (tmp_path / "curves.csv").read_text() == "old"
 
