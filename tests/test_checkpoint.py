@@ -283,19 +283,21 @@ def checkpoint_names(run):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(
-    ("game", "algorithm", "frames", "kills"),
+    ("game", "algorithm", "frames", "kills", "seconds"),
     [
         *(
-            (game, algorithm, 25_000, 20)
+            (game, algorithm, 25_000, 20, 0.2)
             for game in ("CartPole-v1", "MinAtar/Breakout-v1")
             for algorithm in ("sql", "cbsql", "rainbow-cbsql")
         ),
-        *(("pong", algorithm, 12_000, 3) for algorithm in ("sql", "cbsql", "rainbow-cbsql")),
+        # A checkpoint of these takes seconds.
+        *(("pong", algorithm, 12_000, 3, 5.0) for algorithm in ("sql", "cbsql", "rainbow-cbsql")),
     ],
 )
-def test_sigkill_at_random_moments(game, algorithm, frames, kills, tmp_path):
+def test_sigkill_at_random_moments(game, algorithm, frames, kills, seconds, tmp_path):
     """Many kills of one run: each continues where the one before was killed."""
-    arguments = ["--algorithm", algorithm, "--frames", str(frames), "--checkpoint-seconds", "0.2"]
+    arguments = ["--algorithm", algorithm, "--frames", str(frames)]
+    arguments += ["--checkpoint-seconds", str(seconds)]
     arguments += ["--set", "learning_starts=500", "--set", "buffer_size=2000"]
     command = [CBSQL, "train", game, *arguments, "--out"]
     subprocess.run([*command, tmp_path / "whole"], check=True, capture_output=True)
@@ -305,7 +307,7 @@ def test_sigkill_at_random_moments(game, algorithm, frames, kills, tmp_path):
         process = subprocess.Popen([*command, tmp_path / "broken"], stdout=subprocess.DEVNULL)
         while checkpoint_names(tmp_path / "broken") <= before and process.poll() is None:
             time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.4))  # two checkpoints from now, anywhere in between
+        time.sleep(rng.uniform(0, 2 * seconds))  # two checkpoints from now, anywhere in between
         process.kill()
         assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
     subprocess.run([*command, tmp_path / "broken"], check=True, capture_output=True)
