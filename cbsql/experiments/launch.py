@@ -270,7 +270,8 @@ class RayLauncher:
         self.workers = int(ray.cluster_resources().get("CPU", 0))
         # If a node dies, its runs are started on others, however often; that a run itself dies is
         # no failure to Ray, but an exit code.
-        self._remote: Any = ray.remote(max_retries=-1, num_cpus=1)(run)
+        self._remote: Any = ray.remote(max_retries=-1, num_cpus=1)(_interruptible)
+        self._run = run
         self._ray = ray
         self._refs: list[Any] = []
         self._node_bytes = max(node["Resources"].get("memory", 0) for node in ray.nodes())
@@ -279,7 +280,7 @@ class RayLauncher:
         """Run a job when there is room; the result is its exit code."""
         # More than any node has would be waited for in silence; the run itself says what is wrong.
         memory = min(job.memory_bytes(), self._node_bytes)
-        ref = self._remote.options(memory=memory, name=job.name).remote(job)
+        ref = self._remote.options(memory=memory, name=job.name).remote(self._run, job)
         self._refs.append(ref)
         future: Future[int] = ref.future()
         return future
@@ -288,6 +289,16 @@ class RayLauncher:
         """Start no more jobs, and have those that run save and exit."""
         for ref in self._refs:
             self._ray.cancel(ref)
+
+
+def _interruptible(run: Callable[[Job], int], job: Job) -> int:
+    """Run a job where Ray can cancel it, which is by an interrupt.
+
+    It would have no effect in a cluster that was started in the background of a shell.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    return run(job)
 
 
 def _check_address(address: str) -> None:
