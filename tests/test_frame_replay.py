@@ -388,17 +388,17 @@ def test_memory_of_a_million_transitions():
 
 
 def test_too_little_memory_names_a_size_that_fits(monkeypatch):
-    monkeypatch.setattr(frames, "_available_bytes", lambda: 2_000_000_000)
+    monkeypatch.setattr(frames, "available_bytes", lambda: 2_000_000_000)
     with pytest.raises(MemoryError, match=r"needs 7\.26 GB and 2\.00 GB .* buffer_size=247,") as e:
         FrameReplayBuffer(1_000_000, ATARI, ACTIONS)
     size = int(str(e.value).split("buffer_size=")[1].split(" ")[0].replace(",", ""))
     assert FrameReplayBuffer.bytes_needed(size, ATARI, ACTIONS) < 2_000_000_000
-    monkeypatch.setattr(frames, "_available_bytes", lambda: None)  # a system that does not tell
+    monkeypatch.setattr(frames, "available_bytes", lambda: None)  # a system that does not tell
     FrameReplayBuffer(100, ATARI, ACTIONS)
 
 
 def test_available_memory_is_between_nothing_and_all():
-    available = frames._available_bytes()
+    available = frames.available_bytes()
     assert available is None or 0 < available < 1 << 50
 
 

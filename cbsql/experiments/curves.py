@@ -18,11 +18,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from cbsql.experiments.runner import Episode, read_test
+
 BINS = 50
 """Parts of a run over which its scores are averaged."""
 
 CURVE_COLUMNS = ("game", "algorithm", "seed", "steps", "score", "games", "beta", "count")
-TEST_COLUMNS = ("game", "algorithm", "seed", "kind", "score", "length_steps")
+TEST_COLUMNS = ("game", "algorithm", "seed", *Episode._fields)
 RUN_COLUMNS = (
     *("game", "algorithm", "seed", "last_100_games"),
     *("steps", "updates", "seconds", "commit", "command"),
@@ -45,8 +47,7 @@ class Run:
     """(games, 2): agent steps at the end of a game, and its score."""
     logs: NDArray[np.float64]
     """(logs, 3): agent steps, mean beta and mean count at s'; nan where there is none."""
-    tests: list[tuple[str, ...]]
-    """The lines of test.csv: kind, score and length of each test game and of each life in it."""
+    tests: list[Episode]
 
     @property
     def name(self) -> str:
@@ -84,11 +85,7 @@ def read_run(folder: Path) -> Run:
     with (folder / "progress.csv").open() as file:
         columns = ("time/total_timesteps", "train/beta_mean", "train/count_mean")
         logs = [[float(row.get(name) or "nan") for name in columns] for row in csv.DictReader(file)]
-    tests: list[tuple[str, ...]] = []
-    if (folder / "test.csv").is_file():
-        with (folder / "test.csv").open() as file:
-            tests = [tuple(row[k] for k in TEST_COLUMNS[3:]) for row in csv.DictReader(file)]
-    return Run(record, games.reshape(-1, 2), np.array(logs).reshape(-1, 3), tests)
+    return Run(record, games.reshape(-1, 2), np.array(logs).reshape(-1, 3), read_test(folder))
 
 
 def write_curves(runs: Iterable[Run], out: Path) -> None:

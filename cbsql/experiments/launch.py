@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, Protocol
 from cbsql.checkpoint import only_process
 from cbsql.experiments import runner
 from cbsql.experiments.spec import RunSpec, preset
-from cbsql.replay.frames import _available_bytes
+from cbsql.replay.frames import available_bytes
 
 CHILD = (sys.executable, "-c", "from cbsql.experiments.launch import child; child()")
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "NUMBA_NUM_THREADS": "1"}
@@ -69,8 +69,10 @@ class Job:
         """
         state = runner.status(self.spec, self.folder)
         if state == "finished":
-            games = [episode for episode in runner.read_test(self.folder) if episode.kind == "game"]
-            return "done" if len(games) >= self.test_games else "untested"
+            with suppress(ValueError):  # a damaged test is made again
+                kinds = [episode.kind for episode in runner.read_test(self.folder)]
+                return "done" if kinds.count("game") >= self.test_games else "untested"
+            return "untested"
         return state
 
     def memory_bytes(self) -> int:
@@ -248,7 +250,7 @@ def default_workers(jobs: Sequence[Job]) -> int:
     """One process per core, or fewer if memory does not hold as many."""
     affinity = getattr(os, "sched_getaffinity", None)  # not there on every Unix
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    available = _available_bytes()
+    available = available_bytes()
     largest = max((job.memory_bytes() for job in jobs), default=0)
     return max(1, min(cores, available // largest) if available and largest else cores)
 

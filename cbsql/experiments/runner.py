@@ -419,10 +419,16 @@ def write_test(folder: Path, played: list[Episode]) -> None:
 
 
 def read_test(folder: Path) -> list[Episode]:
-    """The test games of a run; none if there is no test.csv, or not a sound one."""
+    """The test games of a run; none if it was not tested.
+
+    :raises ValueError: if its test.csv is damaged
+    """
+    path = folder / "test.csv"
+    if not path.is_file():
+        return []
     try:
-        with (folder / "test.csv").open(newline="") as file:
+        with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
         return [Episode(r["kind"], float(r["score"]), int(r["length_steps"])) for r in rows]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: {error!r}.") from None

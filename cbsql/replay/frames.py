@@ -308,7 +308,7 @@ def _check_memory(buffer_size: int, needed: int) -> None:
 
     The arrays would be allocated without complaint: pages are taken only when they are written.
     """
-    available = _available_bytes()
+    available = available_bytes()
     if available is None or needed <= available:
         return
     # A tenth stays free for the networks and the environments.
@@ -319,7 +319,7 @@ def _check_memory(buffer_size: int, needed: int) -> None:
     )
 
 
-def _available_bytes() -> int | None:
+def available_bytes() -> int | None:
     """Memory that this process could still take, or None where the system does not tell."""
     limits = []
     try:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from cbsql.envs.atari import FRAME_SKIP
 from cbsql.experiments.chain import ChainSpec
-from cbsql.experiments.curves import CURVE_COLUMNS, TEST_COLUMNS, read_run
+from cbsql.experiments.curves import CURVE_COLUMNS, read_run
+from cbsql.experiments.runner import Episode
 from cbsql.experiments.spec import RunSpec
 
 Floats = NDArray[np.float64]
@@ -152,10 +153,10 @@ def _read_run(folder: Path) -> Result:
     )
 
 
-def _by_kind(tests: Iterable[tuple[str, ...]]) -> dict[str, Floats]:
+def _by_kind(tests: Iterable[Episode]) -> dict[str, Floats]:
     scores: dict[str, list[float]] = defaultdict(list)
-    for kind, score, *_ in tests:
-        scores[kind].append(float(score))
+    for episode in tests:
+        scores[episode.kind].append(episode.score)
     return {kind: np.array(values) for kind, values in scores.items()}
 
 
@@ -166,11 +167,12 @@ def _read_tables(folder: Path) -> list[Result]:
         for row in csv.DictReader(file):
             key = tuple(row[name] for name in CURVE_COLUMNS[:3])
             curves[key].append([float(row[name] or "nan") for name in CURVE_COLUMNS[3:]])
-    tests: dict[tuple[str, ...], list[tuple[str, ...]]] = defaultdict(list)
+    tests: dict[tuple[str, ...], list[Episode]] = defaultdict(list)
     if (folder / "tests.csv").is_file():
         with (folder / "tests.csv").open() as file:
             for row in csv.DictReader(file):
-                tests[tuple(row[k] for k in TEST_COLUMNS[:3])].append((row["kind"], row["score"]))
+                episode = Episode(row["kind"], float(row["score"]), int(row["length_steps"]))
+                tests[row["game"], row["algorithm"], row["seed"]].append(episode)
     machines = json.loads((folder / "machines.json").read_text())
     with (folder / "runs.csv").open() as file:
         return [

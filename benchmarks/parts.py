@@ -1,0 +1,107 @@
+"""What training is made of, each part beside the one of SB3 or Torch that it stands for.
+
+    python benchmarks/parts.py
+
+One thread. Both of a pair are measured in turns, as medians, so that a busy machine slows both.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch as th
+from stable_baselines3.common.torch_layers import NatureCNN
+
+from cbsql.deep.networks import FastNatureCNN
+from cbsql.deep.optim import Adam, RMSprop, clipped_step
+from cbsql.experiments.provenance import provenance
+from cbsql.experiments.runner import keep_memory, make_env, make_model
+from cbsql.experiments.spec import RunSpec
+
+ROUNDS = 100
+IMAGE = gym.spaces.Box(0, 255, (4, 84, 84), np.uint8)
+
+
+def compare(name: str, theirs: Callable[[], Any], ours: Callable[[], Any]) -> None:
+    """Print a row of the table, in microseconds."""
+    times: dict[Any, list[float]] = {theirs: [], ours: []}
+    for turn in range(ROUNDS + 5):
+        for call, values in times.items():
+            start = time.perf_counter()
+            call()
+            if turn >= 5:
+                values.append(1e6 * (time.perf_counter() - start))
+    before, after = (statistics.median(values) for values in times.values())
+    print(f"| {name} | {before:,.0f} | {after:,.0f} | {before / after:.2f} |", flush=True)
+
+
+def learning(network: th.nn.Module, images: th.Tensor) -> Callable[[], None]:
+    def passes() -> None:
+        network.zero_grad()
+        network(images).sum().backward()
+
+    return passes
+
+
+def stepping(optimizer: Any, learnt: list[th.nn.Parameter], **options: Any) -> Callable[[], None]:
+    made = optimizer(learnt, **options)
+    return lambda: clipped_step(made, learnt, 10.0)
+
+
+def main() -> None:
+    th.set_num_threads(1)
+    keep_memory()
+    record = provenance()
+    print(f"{record['machine']}, commit {record['commit']}\n")
+    print("| part | theirs, us | ours, us | ratio |\n|---|---|---|---|")
+    images = th.rand(32, *IMAGE.shape)
+    theirs, ours = NatureCNN(IMAGE), FastNatureCNN(IMAGE)
+    compare(
+        "Nature CNN, forward and backward, 32 images",
+        learning(theirs, images),
+        learning(ours, images),
+    )
+    rmsprop = {"lr": 1e-9, "alpha": 0.95, "eps": 0.01, "centered": True}
+    sizes = {"Nature CNN": ours, "two layers of 256": th.nn.Sequential(*layers(4, 256, 256, 2))}
+    for size, network in sizes.items():
+        learnt = list(network.parameters())
+        for parameter in learnt:
+            parameter.grad = th.randn_like(parameter)
+        for their_class, our_class, options in (
+            (th.optim.RMSprop, RMSprop, rmsprop),
+            (th.optim.Adam, Adam, {"lr": 1e-9}),
+        ):
+            compare(
+                f"{our_class.__name__} and clipping, {size}",
+                stepping(their_class, learnt, **options),
+                stepping(our_class, learnt, **options),
+            )
+    for game, algorithm in (
+        ("CartPole-v1", "dqn"),
+        ("MinAtar/Breakout-v1", "dqn"),
+        ("MinAtar/Breakout-v1", "rainbow"),
+        ("breakout", "dqn"),
+    ):
+        spec = RunSpec(game, algorithm, settings={"buffer_size": 1_000})
+        env = make_env(spec)
+        model = make_model(spec, env)
+        model.exploration_rate = 0.0
+        model.policy.set_training_mode(False)
+        _, obs = model._setup_learn(1), model._last_obs
+        compare(
+            f"an action in {game}, {algorithm}",
+            lambda policy=model.policy, obs=obs: policy.predict(obs),
+            lambda model=model, obs=obs: model.predict(obs),
+        )
+        env.close()
+
+
+def layers(*widths: int) -> list[th.nn.Module]:
+    return [th.nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+
+
+if __name__ == "__main__":
+    main()
