@@ -8,6 +8,7 @@ One thread. Both of a pair are measured in turns, as medians, so that a busy mac
 import statistics
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import gymnasium as gym
@@ -15,7 +16,6 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.torch_layers import NatureCNN
 
-from cbsql.deep.networks import FastNatureCNN
 from cbsql.deep.optim import Adam, RMSprop, clipped_step
 from cbsql.experiments.provenance import provenance
 from cbsql.experiments.runner import keep_memory, make_env, make_model
@@ -38,14 +38,6 @@ def compare(name: str, theirs: Callable[[], Any], ours: Callable[[], Any]) -> No
     print(f"| {name} | {before:,.0f} | {after:,.0f} | {before / after:.2f} |", flush=True)
 
 
-def learning(network: th.nn.Module, images: th.Tensor) -> Callable[[], None]:
-    def passes() -> None:
-        network.zero_grad()
-        network(images).sum().backward()
-
-    return passes
-
-
 def stepping(optimizer: Any, learnt: list[th.nn.Parameter], **options: Any) -> Callable[[], None]:
     made = optimizer(learnt, **options)
     return lambda: clipped_step(made, learnt, 10.0)
@@ -57,15 +49,11 @@ def main() -> None:
     record = provenance()
     print(f"{record['machine']}, commit {record['commit']}\n")
     print("| part | theirs, us | ours, us | ratio |\n|---|---|---|---|")
-    images = th.rand(32, *IMAGE.shape)
-    theirs, ours = NatureCNN(IMAGE), FastNatureCNN(IMAGE)
-    compare(
-        "Nature CNN, forward and backward, 32 images",
-        learning(theirs, images),
-        learning(ours, images),
-    )
     rmsprop = {"lr": 1e-9, "alpha": 0.95, "eps": 0.01, "centered": True}
-    sizes = {"Nature CNN": ours, "two layers of 256": th.nn.Sequential(*layers(4, 256, 256, 2))}
+    sizes = {
+        "Nature CNN": NatureCNN(IMAGE),
+        "two layers of 256": th.nn.Sequential(*layers(4, 256, 256, 2)),
+    }
     for size, network in sizes.items():
         learnt = list(network.parameters())
         for parameter in learnt:
@@ -100,7 +88,7 @@ def main() -> None:
 
 
 def layers(*widths: int) -> list[th.nn.Module]:
-    return [th.nn.Linear(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+    return [th.nn.Linear(a, b) for a, b in pairwise(widths)]
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.dqn.policies import DQNPolicy
 
-from cbsql.deep.networks import FastNatureCNN, MinAtarCNN, NoisyLinear, RainbowCNN
+from cbsql.deep.networks import MinAtarCNN, NoisyLinear, RainbowCNN
 from cbsql.deep.policies import (
     CnnPolicy,
     MlpPolicy,
@@ -362,17 +362,3 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(TypeError, match="duelling"):
         policy_of(duelling=False)
     assert RainbowCNN(IMAGE, channels=(32, 64, 64)).features_dim == 3136
-
-
-def test_fast_nature_cnn_is_sb3s():
-    theirs, ours = NatureCNN(IMAGE), FastNatureCNN(IMAGE)
-    ours.load_state_dict(theirs.state_dict())
-    images = th.rand(5, *IMAGE.shape, requires_grad=True)
-    outputs = [network(images) for network in (theirs, ours)]
-    th.testing.assert_close(outputs[1], outputs[0], rtol=1e-4, atol=1e-5)
-    weights = th.randn_like(outputs[0])
-    for network, output in zip((theirs, ours), outputs, strict=True):
-        (output * weights).sum().backward()
-        assert all(p.is_contiguous() and p.grad.is_contiguous() for p in network.parameters())
-    for mine, its in zip(ours.parameters(), theirs.parameters(), strict=True):
-        th.testing.assert_close(mine.grad, its.grad, rtol=1e-3, atol=1e-4)

@@ -30,19 +30,6 @@ class MinAtarCNN(BaseFeaturesExtractor):
         return features
 
 
-class ChannelsLastConv2d(nn.Conv2d):
-    """A convolution computed with its channels last in memory: on a CPU, a third faster to learn.
-
-    Only the copy that is used is laid out so. The parameter itself is not, since optimisers pair
-    its memory with that of their own state, which comes back from files in the usual order.
-    """
-
-    def forward(self, x: th.Tensor) -> th.Tensor:
-        """The convolution of images (batch, channels, height, width)."""
-        weight = self.weight.contiguous(memory_format=th.channels_last)
-        return F.conv2d(x, weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
-
-
 class RainbowCNN(NatureCNN):
     """The convolutions of the paper's Rainbow, without a hidden layer: the heads have theirs.
 
@@ -60,11 +47,11 @@ class RainbowCNN(NatureCNN):
         super().__init__(observation_space, features_dim or 1, normalized_image)
         first, second, third = channels
         self.cnn = nn.Sequential(
-            ChannelsLastConv2d(observation_space.shape[0], first, kernel_size=8, stride=4),
+            nn.Conv2d(observation_space.shape[0], first, kernel_size=8, stride=4),
             nn.ReLU(),
-            ChannelsLastConv2d(first, second, kernel_size=4, stride=2),
+            nn.Conv2d(first, second, kernel_size=4, stride=2),
             nn.ReLU(),
-            ChannelsLastConv2d(second, third, kernel_size=3, stride=1),
+            nn.Conv2d(second, third, kernel_size=3, stride=1),
             nn.ReLU(),
             nn.Flatten(),
         )
@@ -73,22 +60,6 @@ class RainbowCNN(NatureCNN):
         self.linear = nn.Sequential()
         if features_dim is not None:
             self.linear.extend([nn.Linear(flat, features_dim), nn.ReLU()])
-
-
-class FastNatureCNN(RainbowCNN):
-    """SB3's :class:`~stable_baselines3.common.torch_layers.NatureCNN`, faster on a CPU.
-
-    The same layers by the same names, so that each loads the other's weights. In ``policy_kwargs``
-    it goes with ``net_arch=[]``: SB3 puts two more layers on what it does not know.
-    """
-
-    def __init__(
-        self,
-        observation_space: spaces.Box,
-        features_dim: int = 512,
-        normalized_image: bool = False,
-    ) -> None:
-        super().__init__(observation_space, features_dim, normalized_image, channels=(32, 64, 64))
 
 
 class NoisyLinear(nn.Linear):

@@ -15,7 +15,7 @@ import yaml
 from stable_baselines3 import DQN
 
 from cbsql.deep import SQL, Munchausen, Rainbow
-from cbsql.deep.networks import FastNatureCNN, MinAtarCNN, RainbowCNN
+from cbsql.deep.networks import MinAtarCNN
 from cbsql.deep.optim import Adam, RMSprop
 from cbsql.temperature import Constant, CountBased, Greedy, Temperature
 
@@ -148,7 +148,7 @@ ATARI = Preset(
         "train_freq": 4,
         "target_update_interval": 10_000,
         "exploration_final_eps": 0.1,
-        "policy_kwargs": {**_RMSPROP, "features_extractor_class": FastNatureCNN, "net_arch": []},
+        "policy_kwargs": _RMSPROP,
     },
     exploration_steps=250_000,  # 1M frames
     step_seconds=0.020,
@@ -237,8 +237,6 @@ RAINBOW_ATARI = _rainbow(
         "learning_starts": 20_000,  # 80,000 frames
         "target_update_interval": 8_000,  # 32,000 frames
     },
-    features_extractor_class=RainbowCNN,
-    net_arch=[512],
 )
 # Discounted returns of good play are above the 10 to which Atari's clipped rewards are fitted.
 RAINBOW_MINATAR = _rainbow(MINATAR, MINATAR.steps, 0.0042, {}, v_max=30.0)
