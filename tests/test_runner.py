@@ -160,7 +160,7 @@ def test_test_games_are_written_with_their_lives(tmp_path):
     assert read_test(tmp_path) == played
     assert (tmp_path / "test.csv").read_text().startswith("kind,score,length_steps\nlife,")
     (tmp_path / "test.csv").write_text("kind,score,length_steps\ngame,1")
-    with pytest.raises(ValueError, match="test.csv is damaged"):
+    with pytest.raises(ValueError, match=r"test\.csv is damaged"):
         read_test(tmp_path)
     (tmp_path / "test.csv").unlink()
     assert read_test(tmp_path) == []
