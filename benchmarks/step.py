@@ -1,10 +1,11 @@
-"""What one gradient step of each algorithm spends its time on, on real Breakout frames.
+"""What four agent steps and the update that follows them spend their time on, on Breakout.
 
-    python benchmarks/step.py > results/step.md
+    python benchmarks/step.py [--threads 2] > results/step/table.md
 
-The parts are timed inside the learner's own `train`, each with the clock of the thread, and the
-median over the updates is shown. "rest" is what `train` does besides: clearing and clipping
-gradients, and its logs.
+The parts are timed by the wall clock inside the learner's own `learn`, so nothing else should run.
+"rest" is what it does besides: SB3's loop, gradients that are cleared, logs. Figures are
+milliseconds, medians of blocks of 20 updates; "arithmetic" is the share of acting, target, forward
+and backward, which is close to what the networks themselves take.
 """
 
 import argparse
@@ -15,15 +16,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from stable_baselines3.common.logger import configure
 
-from cbsql.deep import SQL
+from cbsql.deep import sql
+from cbsql.experiments import bench
 from cbsql.experiments.provenance import provenance
-from cbsql.experiments.runner import keep_memory, make_env, make_model
-from cbsql.experiments.spec import RunSpec
+from cbsql.experiments.runner import keep_memory
 
-PARTS = ("sampling", "beta", "target", "forward", "backward", "optimiser", "counting", "rest")
-BUFFER = 20_000  # transitions of random play
+UPDATES = 20  # of a block
+STORED = 20_000  # transitions in the replay buffer
+ARITHMETIC = ("acting", "target", "forward", "backward")
 
 
 class Stopwatch:
@@ -32,71 +33,71 @@ class Stopwatch:
     def __init__(self) -> None:
         self.milliseconds: dict[str, float] = defaultdict(float)
 
-    def time(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def watch(self, owner: Any, name: str, part: str) -> None:
+        call: Callable[..., Any] = getattr(owner, name)
+
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.thread_time()
+            start = time.perf_counter()
             try:
                 return call(*args, **kwargs)
             finally:
-                self.milliseconds[part] += 1e3 * (time.thread_time() - start)
+                self.milliseconds[part] += 1e3 * (time.perf_counter() - start)
 
-        return timed
+        setattr(owner, name, timed)
 
 
-def measure(algorithm: str, updates: int) -> dict[str, float]:
+def measure(algorithm: str, blocks: int, watch: Stopwatch) -> dict[str, float]:
     """Median milliseconds of each part."""
-    spec = RunSpec("breakout", algorithm, settings={"buffer_size": BUFFER, "learning_starts": 1e9})
-    env = make_env(spec)
-    model: SQL = make_model(spec, env)
-    model.set_logger(configure(None, []))
-    model._sample_action = lambda *_: (action := np.array([env.action_space.sample()]), action)
-    model.learn(BUFFER)
-    model.train(20, 32)  # warm up
-    watch = Stopwatch()
-    for part, name in (
-        ("sampling", "_sample"),
-        ("beta", "_beta"),
-        ("target", "_target"),
-        ("forward", "_loss"),
+    model = bench._model("breakout", algorithm, STORED)
+    for owner, name, part in (
+        (model.env, "step", "environment"),
+        (model, "_sample_action", "acting"),
+        (model, "_store_transition", "storing"),
+        (model, "_sample", "sampling"),
+        (model, "_beta", "beta"),
+        (model, "_target", "target"),
+        (model, "_loss", "forward"),
+        (model.temperature, "update", "counting"),
     ):
-        setattr(model, name, watch.time(part, getattr(model, name)))
-    model.temperature.update = watch.time("counting", model.temperature.update)
-    model.policy.optimizer.step = watch.time("optimiser", model.policy.optimizer.step)
-    backward = torch.Tensor.backward
-    torch.Tensor.backward = watch.time("backward", backward)
+        watch.watch(owner, name, part)
     rows = []
-    for _ in range(updates):
+    for block in range(blocks + 1):
         watch.milliseconds.clear()
-        start = time.thread_time()
-        model.train(1, 32)
-        total = 1e3 * (time.thread_time() - start)
-        parts = dict(watch.milliseconds)
-        rows.append([*(parts.get(part, 0.0) for part in PARTS[:-1]), total - sum(parts.values())])
-    torch.Tensor.backward = backward
-    env.close()
-    return dict(zip(PARTS, np.median(rows, axis=0).tolist(), strict=True))
+        start = time.perf_counter()
+        model.learn(4 * UPDATES, reset_num_timesteps=False, log_interval=None)
+        total = 1e3 * (time.perf_counter() - start)
+        if block:  # the first one warms up
+            parts = dict(watch.milliseconds)
+            rows.append(parts | {"rest": total - sum(parts.values())})
+    return {part: float(np.median([row[part] for row in rows])) / UPDATES for part in rows[0]}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--updates", type=int, default=300)
-    names = ("dqn", "sql", "cbsql", "rainbow", "rainbow-cbsql")
-    parser.add_argument("--algorithms", nargs="+", choices=names, default=names)
-    parser.add_argument("--give-back", action="store_true", help="leave memory to the allocator")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    if not arguments.give_back:
-        keep_memory()
-    record = provenance()
-    print(
-        f"One thread of {record['machine']}, commit {record['commit']}; batch 32, milliseconds.\n"
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--blocks", type=int, default=9)
+    parser.add_argument(
+        "--algorithms", nargs="+", choices=bench.ALGORITHMS, default=bench.ALGORITHMS
     )
-    print("| algorithm |", " | ".join(PARTS), "| all |")
-    print("|---|" + "---|" * (len(PARTS) + 1))
-    for algorithm in arguments.algorithms:
-        parts = measure(algorithm, arguments.updates)
-        shown = " | ".join(f"{parts[part]:.2f}" for part in PARTS)
-        print(f"| {algorithm} | {shown} | {sum(parts.values()):.2f} |", flush=True)
+    arguments = parser.parse_args()
+    torch.set_num_threads(arguments.threads)
+    keep_memory()
+    watch = Stopwatch()
+    watch.watch(torch.Tensor, "backward", "backward")
+    watch.watch(sql, "clipped_step", "optimiser")
+    record = provenance()
+    print(f"{record['machine']}, {arguments.threads} torch threads, commit {record['commit']}\n")
+    columns = [measure(algorithm, arguments.blocks, watch) for algorithm in arguments.algorithms]
+    print("| part |", " | ".join(arguments.algorithms), "|\n|---|" + "---|" * len(columns))
+    for part in columns[0]:
+        print(f"| {part} |", " | ".join(f"{column[part]:.2f}" for column in columns), "|")
+    totals = [sum(column.values()) for column in columns]
+    print("| all |", " | ".join(f"{total:.1f}" for total in totals), "|")
+    shares = [
+        sum(column[part] for part in ARITHMETIC) / total
+        for column, total in zip(columns, totals, strict=True)
+    ]
+    print("| arithmetic |", " | ".join(f"{share:.0%}" for share in shares), "|")
 
 
 if __name__ == "__main__":
