@@ -255,7 +255,10 @@ def train(
         )
         frames_per_step = FRAME_SKIP if spec.is_atari else 1
         if frames:
-            spec = dataclasses.replace(spec, steps=_parse_number(frames) // frames_per_step)
+            steps = _parse_number(frames) // frames_per_step
+            if not steps:
+                raise ValueError(f"--frames {frames} is less than a step, of {frames_per_step}.")
+            spec = dataclasses.replace(spec, steps=steps)
         # Whatever cannot be built is refused here, before any folder is made.
         with closing(runner.make_env(spec)) as env:
             runner.make_model(spec, env)
@@ -290,7 +293,7 @@ def train(
             with _input_errors():
                 runner.train(spec, folder, command, report, checkpoint_seconds)
         except runner.StoppedError as stop:
-            console.print(f"{stop}: saved in [bold]{folder}[/bold]. The same command goes on.")
+            console.print(str(stop), markup=False, soft_wrap=True)
             raise typer.Exit(REQUEUE) from None
         except (CheckpointError, DivergenceError) as error:
             _refuse(str(error), code=1)
@@ -321,7 +324,11 @@ def evaluate(
             _make_folder(video.parent).rmdir()
     with _input_errors():
         seed = runner.seed_of_test(spec) if seed is None else seed
-        played = runner.evaluate(spec, load(), episodes, seed, video)
+        with Progress(console=console, transient=True) as progress:
+            games = progress.add_task(f"{spec.game}, test games", total=episodes)
+            played = runner.evaluate(
+                spec, load(), episodes, seed, video, lambda: progress.advance(games)
+            )
         runner.write_test(run, played)
     scores = np.array([episode.score for episode in played if episode.kind == "game"])
     shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"
@@ -444,11 +451,13 @@ def _parse_number(text: str) -> int:
 
 
 def _parse_setting(text: str) -> tuple[str, Any]:
-    """Name and value of name=value, the value being a Python literal."""
+    """Name and value of name=value, the value being a word or a Python literal."""
     name, _, value = text.partition("=")
     try:
         return name, ast.literal_eval(value)
     except (SyntaxError, ValueError):
+        if value.isidentifier():
+            return name, value
         raise ValueError(f"--set takes name=value, such as batch_size=64, not {text!r}.") from None
 
 

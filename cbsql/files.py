@@ -133,6 +133,8 @@ def whole_file(path: pathlib.Path) -> Iterator[IO[bytes]]:
         unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+    if os.name != "posix":
+        return  # where folders cannot be opened
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)

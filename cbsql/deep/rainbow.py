@@ -69,7 +69,7 @@ class Rainbow(SQL):
         importance_exponent: float = 0.4,
         **kwargs: Any,
     ) -> None:
-        if temperature is None and "beta" not in kwargs:
+        if temperature is None and kwargs.get("beta") is None:
             temperature = Greedy()
         if n_steps is None:
             n_steps = 4 if isinstance(temperature, Greedy) else 1
@@ -83,22 +83,28 @@ class Rainbow(SQL):
         super().__init__(*args, temperature=temperature, double=double, n_steps=n_steps, **kwargs)
 
     def _choose_replay(self) -> None:
-        if self.prioritized and self.replay_buffer_class is None:
+        if self.replay_buffer_class is None:
             if isinstance(self.observation_space, spaces.Dict):
-                warnings.warn(
-                    "Dict observations are replayed uniformly and with one-step returns: there is "
-                    "no prioritised buffer for them.",
-                    stacklevel=2,
-                )
+                if self.prioritized or self.n_steps > 1:
+                    warnings.warn(
+                        "Dict observations are replayed uniformly and with one-step returns: there "
+                        "is no other buffer for them.",
+                        stacklevel=2,
+                    )
                 self.n_steps = 1
-            else:
+            elif self.prioritized:
                 frames = self.env is not None and stacked_frames(self.env)
                 self._use_replay(
-                    PrioritizedFrameReplayBuffer if frames else PrioritizedReplayBuffer,
-                    priority_exponent=self.priority_exponent,
-                    importance_exponent=self.importance_exponent,
+                    PrioritizedFrameReplayBuffer if frames else PrioritizedReplayBuffer
                 )
         super()._choose_replay()
+
+    def _replay_arguments(self) -> dict[str, Any]:
+        arguments = super()._replay_arguments()
+        if issubclass(self.replay_buffer_class or object, PrioritizedReplayBuffer):
+            arguments["priority_exponent"] = self.priority_exponent
+            arguments["importance_exponent"] = self.importance_exponent
+        return arguments
 
     def _sample_action(self, learning_starts: int, *args: Any, **kwargs: Any) -> Any:
         """Where noise explores it does so from the start, instead of acting uniformly at first."""
@@ -148,5 +154,6 @@ class Rainbow(SQL):
         if not isinstance(batch, PrioritizedSamples):
             return losses.mean()
         assert isinstance(self.replay_buffer, PrioritizedReplayBuffer)
-        self.replay_buffer.update_priorities(batch.indices, errors)
+        if errors.isfinite().all():  # else the loss is not, which ends the run
+            self.replay_buffer.update_priorities(batch.indices, errors)
         return (batch.weights * losses).mean()

@@ -32,6 +32,8 @@ class SafeDQN(DQN):
     """
 
     temperature: Temperature
+    temperature_config: dict[str, Any]
+    """What :attr:`temperature` is made from again by ``load``."""
 
     def save(
         self,
@@ -40,6 +42,7 @@ class SafeDQN(DQN):
         include: Iterable[str] | None = None,
     ) -> None:
         """As SB3 saves, but what files cannot hold is left out with a warning."""
+        self.temperature_config = self.temperature.config()  # it may have been replaced
         left_out = {*(exclude or ()), *self._excluded_save_params()} - {*(include or ())}
         document = files.Document("model")
         for name, value in vars(self).items():
@@ -74,7 +77,15 @@ class SafeDQN(DQN):
         trust: bool = False,
         **kwargs: Any,
     ) -> Self:
-        """As SB3 loads: a new model, with ``custom_objects`` in the place of what the file has."""
+        """As SB3 loads: a new model, with ``custom_objects`` in the place of what the file has.
+
+        Another temperature is given as ``temperature``, whole.
+        """
+        for name in kwargs.keys() & {"beta", "kappa", "counter"}:
+            raise ValueError(
+                f"load() takes no {name}: give it a temperature, such as "
+                "temperature=CountBased(counter, kappa=0.01)."
+            )
         if trust and not files.is_document(path, "zip"):
             return super().load(
                 path, env, device, custom_objects, print_system_info, force_reset, **kwargs

@@ -73,27 +73,40 @@ class SQL(SafeDQN):
 
     def _setup_model(self) -> None:
         self._choose_replay()
+        given = self.replay_buffer_kwargs
         with warnings.catch_warnings():
             if self._own_replay():
+                self.replay_buffer_kwargs = {**self._replay_arguments(), **given}
                 # SB3 warns that its n_steps has no effect on a given class of buffer; it has.
                 warnings.filterwarnings("ignore", message="`n_steps=")
             super()._setup_model()
+        self.replay_buffer_kwargs = given  # saved as given: a loaded model may have another gamma
         if not hasattr(self, "temperature"):
             self.temperature = from_config(self.temperature_config)
         if isinstance(self.temperature, CountBased):
-            counter = self.temperature.counter or default_counter(self.observation_space)
+            counter = self.temperature.counter
+            if counter is None:  # an empty one is false
+                counter = default_counter(self.observation_space)
             self.temperature.counter = fit_counter(counter, self.observation_space)
 
     def _choose_replay(self) -> None:
         """Choose a buffer where SB3's own would not do, unless another is asked for.
 
         The frames of stacked images are stored once; a soft return needs the states it passes.
+        What ``replay_buffer_kwargs`` say about the return holds for the model too.
         """
         if self.replay_buffer_class is None and not self.optimize_memory_usage:
             if self.env is not None and stacked_frames(self.env):
                 self._use_replay(FrameReplayBuffer)
             elif self.soft_n_step:
                 self._use_replay(IndexedReplayBuffer)
+        if self._own_replay():
+            self.n_steps = self.replay_buffer_kwargs.get("n_steps", self.n_steps)
+            gamma = self.replay_buffer_kwargs.get("gamma", self.gamma)
+            if gamma != self.gamma:
+                raise ValueError(
+                    f"The replay buffer would have gamma={gamma}, the model has gamma={self.gamma}."
+                )
         if self.soft_n_step and self.n_steps == 1:
             raise ValueError("soft_n_step softens returns of several steps: give n_steps above 1.")
         if self.soft_n_step and not self._own_replay():
@@ -102,11 +115,12 @@ class SQL(SafeDQN):
                 f"not {self.replay_buffer_class}."
             )
 
-    def _use_replay(self, buffer_class: type[IndexedReplayBuffer], **kwargs: Any) -> None:
-        if self.n_steps > 1:
-            kwargs.update(n_steps=self.n_steps, gamma=self.gamma)
+    def _replay_arguments(self) -> dict[str, Any]:
+        """What a buffer of ours takes from the model."""
+        return {"n_steps": self.n_steps, "gamma": self.gamma}
+
+    def _use_replay(self, buffer_class: type[IndexedReplayBuffer]) -> None:
         self.replay_buffer_class = buffer_class
-        self.replay_buffer_kwargs = {**kwargs, **self.replay_buffer_kwargs}
         if self.verbose > 0:
             print(f"Using {buffer_class.__name__}")
 
@@ -210,12 +224,12 @@ class SQL(SafeDQN):
 
         For a single environment this is SB3's ``predict``, with the numbers SB3 would draw.
         """
+        if deterministic or isinstance(observation, tuple):  # which SB3 refuses with advice
+            return self._policy_actions(observation, state, episode_start, True)
         assert isinstance(self.action_space, spaces.Discrete)
         several = self.policy.is_vectorized_observation(observation)
         part = next(iter(observation.values())) if isinstance(observation, dict) else observation
         rows = len(part) if several else 1
-        if deterministic:
-            return self._policy_actions(observation, state, episode_start, True)
         if rows > 1:
             actions, state = self._policy_actions(observation, state, episode_start, False)
             explore = self._rng.random(rows) < self.exploration_rate
@@ -234,6 +248,7 @@ class SQL(SafeDQN):
         if (
             self.policy.training
             or not isinstance(observation, np.ndarray)
+            or observation.ndim == 0
             or observation.shape[1:] != shape
         ):
             return self.policy.predict(observation, state, episode_start, deterministic)

@@ -27,7 +27,7 @@ CURVE_COLUMNS = ("game", "algorithm", "seed", "steps", "score", "games", "beta",
 TEST_COLUMNS = ("game", "algorithm", "seed", *Episode._fields)
 RUN_COLUMNS = (
     *("game", "algorithm", "seed", "last_100_games"),
-    *("steps", "updates", "seconds", "commit", "command"),
+    *("steps", "updates", "seconds", "commit", "command", "protocol"),
 )
 COLOURS = {
     **{"dqn": "#555555", "sql 100": "#4292c6", "sql 1000": "#084594", "cbsql": "#d7301f"},
@@ -58,6 +58,8 @@ class Run:
             parts.append(f"{spec['beta']:g}")
         if spec["algorithm"].endswith("cbsql") and spec.get("kappa", 0.01) != 0.01:
             parts.append(f"kappa={spec['kappa']:g}")
+        if spec.get("protocol", "nature") != "nature":
+            parts.append(f"protocol={spec['protocol']}")
         parts += [f"{name}={value}" for name, value in spec.get("settings", {}).items()]
         return " ".join(parts)
 
@@ -107,6 +109,7 @@ def write_curves(runs: Iterable[Run], out: Path) -> None:
             spec, record = run.record["spec"], run.record
             last = run.games[-100:, 1].mean() if len(run.games) else np.nan
             made = [record[key] for key in ("steps", "updates", "seconds", "commit", "command")]
+            made.append(spec.get("protocol", "nature"))
             rows.writerow((spec["game"], run.name, spec["seed"], f"{last:.4g}", *made))
     if any(run.tests for run in runs):
         with (out / "tests.csv").open("w", newline="") as file:

@@ -180,7 +180,7 @@ def child() -> None:
     try:
         run(job)
     except runner.StoppedError as error:
-        print(f"{error}: saved.")
+        print(error)
         sys.exit(os.EX_TEMPFAIL)
     except Exception as error:
         traceback.print_exc()

@@ -36,6 +36,8 @@ class Table:
         own_games = dict.fromkeys(game for game, _ in self.published)
         algorithms = dict.fromkeys(algorithm for _, algorithm in self.published)
         steps = (self.frames if frames is None else frames) // FRAME_SKIP
+        if not steps:
+            raise ValueError(f"{frames} frames are less than a step, of {FRAME_SKIP}.")
         specs = []
         for seed in range(self.runs) if seeds is None else seeds:
             for game in own_games if games is None else games:

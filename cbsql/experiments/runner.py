@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import CSVOutputFormat, Logger, TensorBoardOutputFormat
@@ -41,21 +42,34 @@ COLUMNS = ("kind", "steps", "frames", "updates", "seconds", "score", "length_ste
 LOGS = 500
 """How many times a run writes its logs."""
 
+LONGEST_TEST_STEPS = 5_000
+"""Agent steps after which a test game ends where no other limit is set.
+
+A policy without chance can go on forever, for example at the surface of MinAtar's Seaquest.
+"""
+
 Report = Callable[[int, dict[str, float]], None]
 """Told the agent steps so far and what there is to see."""
 
 
 class StoppedError(Exception):
-    """A run was told to stop; its checkpoint is on disk."""
+    """A run was told to stop; what it says is who told it, and what was saved."""
 
 
-def make_env(spec: RunSpec, seed: int | None = None, pictures: bool = False) -> VecEnv:
-    """The environment of a run; with ``pictures``, one that can show itself."""
+def make_env(
+    spec: RunSpec, seed: int | None = None, pictures: bool = False, test: bool = False
+) -> VecEnv:
+    """The environment of a run; with ``pictures``, one that can show itself.
+
+    For a ``test``, games without a limit of their own have :data:`LONGEST_TEST_STEPS`.
+    """
     seed = spec.seed if seed is None else seed
     if spec.is_atari:
         return make_atari_vec_env(spec.game, spec.protocol, seed=seed)  # type: ignore[arg-type]
-    shown = {"render_mode": "rgb_array"} if pictures else None
-    return make_vec_env(spec.game, seed=seed, env_kwargs=shown, wrapper_class=ReplayableEpisodes)
+    options: dict[str, Any] = {"render_mode": "rgb_array"} if pictures else {}
+    if test and gym.spec(spec.game).max_episode_steps is None:
+        options["max_episode_steps"] = LONGEST_TEST_STEPS
+    return make_vec_env(spec.game, seed=seed, env_kwargs=options, wrapper_class=ReplayableEpisodes)
 
 
 def make_model(spec: RunSpec, env: VecEnv) -> SQL:
@@ -66,12 +80,17 @@ def make_model(spec: RunSpec, env: VecEnv) -> SQL:
     if spec.algorithm != "munchausen":  # it has a temperature of its own
         settings["temperature"] = spec.temperature()
     settings.update(spec.settings)
-    own_choice = spec.learner is Rainbow or stacked_frames(env)
+    prioritized = spec.learner is Rainbow and settings.get("prioritized", True)
+    own_choice = prioritized or stacked_frames(env)
     if not own_choice and not isinstance(env.observation_space, gym.spaces.Dict):
         settings.setdefault("replay_buffer_class", IndexedReplayBuffer)  # it can be checkpointed
-        steps_of_return = {key: settings[key] for key in ("n_steps", "gamma") if key in settings}
-        settings.setdefault("replay_buffer_kwargs", steps_of_return)
-    return spec.learner(base.policy, env, seed=spec.seed, **settings)
+    try:
+        return spec.learner(base.policy, env, seed=spec.seed, **settings)
+    except MemoryError:
+        if steps >= settings["buffer_size"]:
+            raise
+        settings["buffer_size"] = steps  # it will not store more
+        return spec.learner(base.policy, env, seed=spec.seed, **settings)
 
 
 def status(spec: RunSpec, folder: Path) -> str:
@@ -114,10 +133,14 @@ def train(
 
     An unfinished run of the same ``spec`` in ``folder`` goes on from its last checkpoint, and ends
     with the same weights and scores as if it had not been interrupted.
+
+    :raises ValueError: if it is finished, or ``folder`` has another run
     """
     keep_memory()
     folder.mkdir(parents=True, exist_ok=True)
     with only_process(folder), closing(make_env(spec)) as env:
+        if status(spec, folder) == "finished":
+            raise ValueError(f"The run in {folder} is finished.")
         model = make_model(spec, env)
         checkpoints = Checkpoints(folder / "checkpoints")
         steps = spec.steps or preset(spec).steps
@@ -136,7 +159,9 @@ def train(
                 )
         except DivergenceError as error:
             if error.batch is not None:
-                tensors = {k: v for k, v in error.batch._asdict().items() if v is not None}
+                tensors: dict[str, Any] = {}
+                for name, value in error.batch._asdict().items():
+                    files.encode(value, tensors, name)
                 with files.whole_file(folder / "diverged.safetensors") as file:
                     files.write_tensors(file, tensors)
             raise
@@ -162,6 +187,7 @@ def _restore(model: SQL, env: VecEnv, log: "RunLog", checkpoints: Checkpoints) -
     restore_training(model, state["model"])
     log.open(state["log"])
     observations: Any = np.stack(replay_episodes(env, state["episodes"]))
+    observations = observations.astype(env.observation_space.dtype)  # as vector environments do
     if isinstance(model.env, VecTransposeImage):
         observations = model.env.transpose_observations(observations)
     if not np.array_equal(observations, state["model"]["attributes"]["_last_obs"]):
@@ -202,12 +228,17 @@ class Saver(BaseCallback):
             return
         model = self.model
         assert isinstance(model, SQL)
-        if isinstance(model.replay_buffer, IndexedReplayBuffer) and model.num_timesteps:
+        storable = isinstance(model.replay_buffer, IndexedReplayBuffer)
+        if storable and model.num_timesteps:
             self._save(model)
         self._next = time.perf_counter() + self._interval
         if self._told_to_stop:
-            model.save(self._checkpoints.folder.parent / "model.zip")
-            raise StoppedError(self._told_to_stop[0])
+            folder = self._checkpoints.folder.parent
+            model.save(folder / "model.zip")
+            raise StoppedError(
+                f"{self._told_to_stop[0]}: saved in {folder}. The same command "
+                + ("goes on." if storable else "begins anew, since this replay is not saved.")
+            )
 
     def _save(self, model: SQL) -> None:
         for parameter in model.policy.parameters():
@@ -381,34 +412,62 @@ def seed_of_test(spec: RunSpec) -> int:
     return 1_000_000 + spec.seed
 
 
-def evaluate(
-    spec: RunSpec, model: SQL, games: int, seed: int, video: Path | None = None
-) -> list[Episode]:
-    """Play whole games under the preset's test policy; the first of them may be filmed."""
+def policy_of_test(
+    spec: RunSpec, model: SQL, env: VecEnv, seed: int
+) -> Callable[[Any], tuple[NDArray[np.int64], bool]]:
+    """The preset's policy of test games: for an observation, an action and whether it is random."""
     epsilon = preset(spec).test_epsilon
     rng = np.random.default_rng(seed)
+    assert isinstance(env.action_space, gym.spaces.Discrete)
+    n_actions = int(env.action_space.n)
+
+    def act(observation: Any) -> tuple[NDArray[np.int64], bool]:
+        action, _ = model.predict(observation, deterministic=True)
+        if rng.random() < epsilon:
+            return rng.integers(n_actions, size=1), True
+        return action, False
+
+    return act
+
+
+def frames_per_second(spec: RunSpec, env: VecEnv) -> float:
+    """How fast a game is meant to be watched, in agent steps."""
+    fps: Any = 60 / FRAME_SKIP if spec.is_atari else env.metadata.get("render_fps", 15)
+    return float(fps)
+
+
+def evaluate(
+    spec: RunSpec,
+    model: SQL,
+    games: int,
+    seed: int,
+    video: Path | None = None,
+    advance: Callable[[], None] = lambda: None,
+) -> list[Episode]:
+    """Play whole games under the preset's test policy; the first of them may be filmed.
+
+    :param advance: called after each game
+    """
     played: list[Episode] = []
     games_played = 0
     with ExitStack() as stack:
-        env = stack.enter_context(closing(make_env(spec, seed, pictures=video is not None)))
-        assert isinstance(env.action_space, gym.spaces.Discrete)
-        fps: Any = 60 / FRAME_SKIP if spec.is_atari else env.metadata.get("render_fps", 15)
+        env = stack.enter_context(closing(make_env(spec, seed, video is not None, test=True)))
+        fps = frames_per_second(spec, env)
         camera = stack.enter_context(film(video, fps)) if video else None
+        policy = policy_of_test(spec, model, env, seed)
         observation = env.reset()
         while games_played < games:
             if camera and not games_played:
                 picture = env.render()
                 assert picture is not None
                 camera.add(picture)
-            action, _ = model.predict(observation, deterministic=True)
-            if rng.random() < epsilon:
-                action = rng.integers(env.action_space.n, size=1)
-            observation, _, _, (info,) = env.step(action)
+            observation, _, _, (info,) = env.step(policy(observation)[0])
             if "life" in info:
                 played.append(Episode("life", info["life"]["score"], info["life"]["steps"]))
             if "episode" in info:
                 played.append(Episode("game", info["episode"]["r"], info["episode"]["l"]))
                 games_played += 1
+                advance()
     return played
 
 

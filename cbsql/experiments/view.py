@@ -3,7 +3,7 @@
 import base64
 import math
 import zlib
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,10 +15,11 @@ from stable_baselines3.common.vec_env import VecEnv
 
 from cbsql.counts import PixelCounter
 from cbsql.deep import SQL
-from cbsql.envs.atari import FRAME_SKIP, PROTOCOLS, rom_name
+from cbsql.deep.policies import RainbowNetwork
+from cbsql.envs.atari import PROTOCOLS, rom_name
 from cbsql.experiments.report.page import render, title
-from cbsql.experiments.runner import make_env
-from cbsql.experiments.spec import RunSpec, preset
+from cbsql.experiments.runner import frames_per_second, make_env, policy_of_test
+from cbsql.experiments.spec import RunSpec
 from cbsql.operators import mellowmax, soft_policy
 from cbsql.temperature import CountBased
 
@@ -51,20 +52,15 @@ class Game:
 
 def play(spec: RunSpec, model: SQL, seed: int, steps: int) -> Game:
     """Play a game under the preset's test policy, for at most so many steps."""
-    epsilon = preset(spec).test_epsilon
-    rng = np.random.default_rng(seed)
     with closing(make_env(spec, seed, pictures=True)) as env:
-        assert isinstance(env.action_space, gym.spaces.Discrete)
-        fps: Any = 60 / FRAME_SKIP if spec.is_atari else env.metadata.get("render_fps", 15)
-        game = Game(spec, seed, action_names(spec, env), float(fps), repr(model.temperature))
+        fps = frames_per_second(spec, env)
+        game = Game(spec, seed, action_names(spec, env), fps, repr(model.temperature))
+        policy = policy_of_test(spec, model, env, seed)
         observation = env.reset()
         while game.score is None and len(game.steps) < steps:
             step = _look(game, model, observation)
             _draw(game, env)
-            action, _ = model.predict(observation, deterministic=True)
-            explored = bool(rng.random() < epsilon)
-            if explored:
-                action = rng.integers(env.action_space.n, size=1)
+            action, explored = policy(observation)
             observation, rewards, _, infos = env.step(action)
             step.update(action=int(action[0]), explored=explored, reward=float(rewards[0]))
             game.steps.append(step)
@@ -77,9 +73,13 @@ def play(spec: RunSpec, model: SQL, seed: int, steps: int) -> Game:
 def _look(game: Game, model: SQL, observation: Any) -> dict[str, Any]:
     """What the model makes of one state."""
     state, _ = model.policy.obs_to_tensor(observation)
-    q = model.q_net(state).double()  # (1, actions)
+    network = model.q_net
+    # Test games are played without noise.
+    quiet = network.temporary_noise(0) if isinstance(network, RainbowNetwork) else nullcontext()
+    with quiet:
+        q = network(state).double()  # (1, actions)
     beta = model.temperature.beta(state)
-    trust = torch.as_tensor(beta, dtype=q.dtype).reshape(-1).expand(1)
+    trust = torch.as_tensor(beta, dtype=q.dtype, device=q.device).reshape(-1).expand(1)
     step = {
         "q": q[0].tolist(),
         "policy": soft_policy(q, trust)[0].tolist(),

@@ -324,7 +324,8 @@ def _check_memory(buffer_size: int, needed: int) -> None:
     fits = int(0.9 * available / needed * buffer_size)
     raise MemoryError(
         f"A replay buffer of {buffer_size:,} transitions needs {needed / 1e9:.2f} GB and "
-        f"{available / 1e9:.2f} GB are available. buffer_size={fits:,} would fit."
+        f"{available / 1e9:.2f} GB are available. buffer_size={fits:,} would fit; a model "
+        "that is loaded to play needs no more than 1."
     )
 
 

@@ -189,6 +189,7 @@ def _read_tables(folder: Path) -> list[Result]:
                 training=float(row["last_100_games"]),
                 tests=_by_kind(tests[row["game"], row["algorithm"], row["seed"]]),
                 version=machines[0]["versions"]["cbsql"],
+                protocol=row.get("protocol") or "nature",
             )
             for row in csv.DictReader(file)
         ]
