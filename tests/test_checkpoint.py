@@ -18,6 +18,7 @@ import torch as th
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
+from stable_baselines3.common.buffers import ReplayBuffer
 
 from cbsql import checkpoint, files
 from cbsql.checkpoint import CheckpointError, Checkpoints, Ring, only_process
@@ -224,6 +225,52 @@ class Whim(gym.Wrapper):
 gym.register("Whim-v0", lambda: Whim(gym.make("CartPole-v1")), max_episode_steps=500)
 
 
+class Doubles(gym.ObservationWrapper):
+    """Observations of another type than the space says, which SB3 casts."""
+
+    def observation(self, observation):
+        return observation.astype(np.float64)
+
+
+gym.register(
+    "Doubles-v0",
+    lambda: Doubles(gym.make("CartPole-v1")),
+    max_episode_steps=500,
+    disable_env_checker=True,
+)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        RunSpec("Doubles-v0", "sql", steps=60, settings={"learning_starts": 10}),
+        RunSpec("CartPole-v1", "rainbow", steps=700, settings={"prioritized": False}),
+    ],
+)
+def test_what_could_keep_a_run_from_going_on(spec, tmp_path):
+    def stop(step, _):
+        if step == spec.steps // 2:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(StoppedError, match="goes on"):
+        train(spec, tmp_path, report=stop)
+    assert checkpoint_names(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(spec, tmp_path)
+
+
+def test_a_run_that_cannot_go_on_says_so(tmp_path):
+    spec = RunSpec("CartPole-v1", "sql", 600, settings={"replay_buffer_class": ReplayBuffer})
+
+    def stop(step, _):
+        if step == 300:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(StoppedError, match="begins anew"):
+        train(spec, tmp_path, report=stop)
+
+
 def test_where_seeds_do_not_reach_it_says_so_and_goes_on(tmp_path):
     spec = RunSpec("Whim-v0", "sql", steps=60, settings={"learning_starts": 10})
 
@@ -240,13 +287,16 @@ def test_where_seeds_do_not_reach_it_says_so_and_goes_on(tmp_path):
 def test_another_run_in_the_folder_is_refused(tmp_path):
     train(RUNS["sql"], tmp_path)
     with pytest.raises(ValueError, match=r"with beta 100\.0 and not 7\.0"):
-        status(RunSpec("CartPole-v1", "sql", 700, 0, 7.0, settings=RUNS["sql"].settings), tmp_path)
+        train(RunSpec("CartPole-v1", "sql", 700, 0, 7.0, settings=RUNS["sql"].settings), tmp_path)
+    with pytest.raises(ValueError, match="is finished"):
+        train(RUNS["sql"], tmp_path)
 
 
-def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(tmp_path):
+@pytest.mark.parametrize("algorithm", ["sql", "rainbow"])
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(algorithm, tmp_path):
     huge = {"learning_starts": 10, "learning_rate": 1e30, "max_grad_norm": 1e30, "train_freq": 4}
     with pytest.raises(DivergenceError, match=r"(loss|weight) of update \d+ is not a finite"):
-        train(RunSpec("CartPole-v1", "sql", 400, settings=huge), tmp_path)
+        train(RunSpec("CartPole-v1", algorithm, 400, settings=huge), tmp_path)
     assert {"observations", "actions"} <= set(load_file(tmp_path / "diverged.safetensors"))
 
 

@@ -65,3 +65,4 @@ def test_a_name_says_what_is_not_as_usual():
     )
     assert name(algorithm="cbsql", beta=100.0, kappa=0.1) == "cbsql kappa=0.1"
     assert name(algorithm="dqn", beta=100.0, kappa=0.1) == "dqn"
+    assert name(algorithm="dqn", protocol="machado") == "dqn protocol=machado"

@@ -11,6 +11,7 @@ from gymnasium.wrappers import TimeLimit
 from stable_baselines3 import DQN
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.envs import BitFlippingEnv
 from test_sql import QUICK, same, weights
 
 from cbsql import Munchausen, Rainbow
@@ -244,6 +245,27 @@ def test_presets_are_the_papers_third_table():
     assert isinstance(model.policy.optimizer, th.optim.Adam)
     assert model.policy.optimizer.defaults["eps"] == 1.5e-4
     assert model.exploration_rate == model.exploration_schedule(1) == 0
+
+
+def test_what_is_given_reaches_a_buffer_that_is_given():
+    model = Rainbow(
+        "MlpPolicy",
+        "CartPole-v1",
+        replay_buffer_class=PrioritizedReplayBuffer,
+        priority_exponent=0.9,
+        **SMALL,
+    )
+    assert (model.replay_buffer.n_steps, model.replay_buffer.priority_exponent) == (4, 0.9)
+    assert isinstance(Rainbow("MlpPolicy", "CartPole-v1", beta=None, **SMALL).temperature, Greedy)
+
+
+def test_dict_observations_have_one_step_returns_with_or_without_priorities():
+    env = BitFlippingEnv(n_bits=3)
+    for prioritized in (True, False):
+        with pytest.warns(UserWarning, match="with one-step returns"):
+            model = Rainbow("MultiInputPolicy", env, prioritized=prioritized, **SMALL)
+        assert model.n_steps == 1
+        model.learn(30)
 
 
 def test_munchausen_target_against_a_loop():

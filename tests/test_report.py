@@ -15,6 +15,7 @@ from browser import open_browser
 from typer.testing import CliRunner
 
 from cbsql.cli import app
+from cbsql.experiments import curves
 from cbsql.experiments.report.collect import collect
 from cbsql.experiments.report.page import make_page, number, title
 from cbsql.experiments.runner import COLUMNS
@@ -79,6 +80,19 @@ def cell(page, table, game, column):
         f".find((row) => row.cells[0].textContent === '{game}').cells[{column}]"
         ".innerText.replace(/\\s+/g, ' ')"
     )
+
+
+def test_kept_tables_keep_the_protocol(tmp_path):
+    for protocol in ("nature", "machado"):
+        run = write_run(tmp_path / "runs" / protocol)
+        record = json.loads((run / "run.json").read_text())
+        record["spec"]["protocol"] = protocol
+        (run / "run.json").write_text(json.dumps(record))
+    (tmp_path / "kept").mkdir()
+    curves.write_curves(map(curves.read_run, (tmp_path / "runs").iterdir()), tmp_path / "kept")
+    kept, made = (collect([tmp_path / name]).results for name in ("kept", "runs"))
+    assert {(run.protocol, len(run.curve)) for run in kept} == {("nature", 50), ("machado", 50)}
+    assert {run.key for run in kept} == {run.key for run in made}
 
 
 def test_the_papers_table_has_its_numbers_and_ours(tmp_path, browser):

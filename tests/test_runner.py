@@ -3,6 +3,7 @@
 import csv
 import json
 from contextlib import closing
+from dataclasses import replace
 
 import cv2
 import numpy as np
@@ -11,8 +12,10 @@ import torch
 
 from cbsql._registration import MINATAR_GAMES
 from cbsql.deep import SQL
+from cbsql.experiments import runner
 from cbsql.experiments.runner import (
     COLUMNS,
+    Episode,
     evaluate,
     make_env,
     make_model,
@@ -20,8 +23,8 @@ from cbsql.experiments.runner import (
     train,
     write_test,
 )
-from cbsql.experiments.spec import RunSpec
-from cbsql.replay import FrameReplayBuffer
+from cbsql.experiments.spec import RunSpec, preset
+from cbsql.replay import FrameReplayBuffer, frames
 from cbsql.temperature import CountBased, Greedy
 
 PAPER_GAMES = ("breakout", "freeway", "pong", "qbert", "seaquest", "space_invaders")
@@ -113,6 +116,25 @@ def test_the_film_is_the_first_game(game, tmp_path):
         small = [cv2.resize(p[:, :, 0], (84, 84), interpolation=cv2.INTER_AREA) for p in pictures]
         errors = np.abs(np.array(small, float) - np.array(played)).mean((1, 2))
         assert errors.max() < 3
+
+
+def test_a_test_game_without_an_end_is_ended(monkeypatch):
+    monkeypatch.setattr(runner, "LONGEST_TEST_STEPS", 50)
+    spec = RunSpec("MinAtar/Seaquest-v1", "sql", settings=SMALL)
+    with closing(make_env(spec)) as env:
+        model = make_model(spec, env)
+    model.predict = lambda *_, **__: (np.zeros(1, int), None)  # stay at the surface
+    monkeypatch.setattr(runner, "preset", lambda spec: replace(preset(spec), test_epsilon=0.0))
+    assert evaluate(spec, model, 2, seed=3) == [Episode("game", 0.0, 50)] * 2
+
+
+def test_a_buffer_that_does_not_fit_is_as_large_as_the_run(monkeypatch):
+    spec = RunSpec("freeway", "sql", steps=1_000)
+    monkeypatch.setattr(frames, "available_bytes", lambda: 10**9)
+    with closing(make_env(spec)) as env:
+        assert make_model(spec, env).buffer_size == 1_000
+        with pytest.raises(MemoryError, match="would fit"):
+            make_model(RunSpec("freeway", "sql", steps=10**6), env)
 
 
 def test_the_same_run_twice_is_the_same(tmp_path):

@@ -21,7 +21,7 @@ from test_frame_replay import Drift
 from cbsql import CBSQL, SQL
 from cbsql.counts import CTS, ExactCounter, PixelCounter, SimHash
 from cbsql.operators import mellowmax
-from cbsql.replay import FrameReplayBuffer
+from cbsql.replay import FrameReplayBuffer, IndexedReplayBuffer
 from cbsql.temperature import Constant, CountBased, Greedy, Linear, Temperature
 
 QUICK = {"learning_starts": 20, "buffer_size": 500, "batch_size": 8, "train_freq": 1, "seed": 0}
@@ -154,6 +154,22 @@ def test_images_are_counted_by_a_density_model():
     assert bare.temperature.counter.density.shape == (21, 21)
 
 
+def test_a_counter_that_is_given_is_used_though_it_is_empty(tmp_path):
+    for env, counter in (("CartPole-v1", SimHash(4, k=3)), ("FrozenLake-v1", ExactCounter())):
+        assert len(counter) == 0
+        model = CBSQL("MlpPolicy", env, counter=counter, **QUICK).learn(60)
+        assert model.temperature.counter is counter
+        assert len(counter) > 0
+    model = CBSQL("MlpPolicy", "CartPole-v1", counter=SimHash(4, k=3), **QUICK).learn(60)
+    model.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="k"):
+        CBSQL.load(tmp_path / "model")  # with the counter it would choose
+    own = CountBased(SimHash(4, k=3))
+    loaded = CBSQL.load(tmp_path / "model", temperature=own)
+    states = model.replay_buffer.sample(8).observations
+    np.testing.assert_array_equal(loaded.temperature.beta(states), model.temperature.beta(states))
+
+
 def test_vec_normalize_is_undone_before_counting():
     env = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]), norm_reward=False)
     model = CBSQL("MlpPolicy", env, counter=SimHash(4), **QUICK).learn(60)
@@ -217,6 +233,39 @@ def test_a_temperature_of_ones_own_is_passed_when_loading(tmp_path):
     with pytest.raises(ValueError, match="pass it as temperature="):
         SQL.load(tmp_path / "model")
     assert repr(SQL.load(tmp_path / "model", temperature=Own(3)).temperature) == "Constant(3)"
+
+
+def test_a_temperature_that_was_replaced_is_saved(tmp_path):
+    SQL("MlpPolicy", "CartPole-v1", beta=7.0, **QUICK).save(tmp_path / "first")
+    SQL.load(tmp_path / "first", temperature=Greedy()).save(tmp_path / "second")
+    assert repr(SQL.load(tmp_path / "second").temperature) == "Greedy()"
+    with pytest.raises(ValueError, match="load\\(\\) takes no kappa"):
+        CBSQL.load(tmp_path / "first", kappa=0.5)
+
+
+def test_buffers_that_are_given_have_the_return_of_the_model(tmp_path):
+    def buffer(**arguments):
+        given = {"replay_buffer_class": IndexedReplayBuffer, **QUICK, **arguments}
+        model = SQL("MlpPolicy", "CartPole-v1", gamma=0.9, **given)
+        assert model.n_steps == model.replay_buffer.n_steps
+        return model.replay_buffer.n_steps, model.replay_buffer.gamma
+
+    assert buffer(n_steps=3) == (3, 0.9)
+    assert buffer(replay_buffer_kwargs={"n_steps": 5}) == (5, 0.9)
+    with pytest.raises(ValueError, match=r"gamma=0\.5, the model has gamma=0\.9"):
+        buffer(replay_buffer_kwargs={"gamma": 0.5})
+    model = SQL("MlpPolicy", "CartPole-v1", soft_n_step=True, n_steps=3, **QUICK)
+    model.save(tmp_path / "model")
+    loaded = SQL.load(tmp_path / "model", gamma=0.5, n_steps=2)
+    assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (2, 0.5)
+
+
+def test_predict_takes_what_sb3s_takes():
+    model = SQL("MlpPolicy", "FrozenLake-v1", **QUICK)
+    assert model.predict(np.array(3), deterministic=True)[0].shape == ()
+    for deterministic in (True, False):
+        with pytest.raises(ValueError, match="Gym API"):
+            model.predict(gym.make("FrozenLake-v1").reset(), deterministic=deterministic)
 
 
 def test_n_step_returns_with_a_count_based_temperature():
@@ -292,8 +341,15 @@ def test_soft_n_step_with_frames_stored_once_or_normalised():
             assert float(model._path_costs(indices)[i]) == pytest.approx(float(naive), abs=1e-5)
 
 
-def test_logs_say_what_the_temperature_does(tmp_path):
-    model = CBSQL("MlpPolicy", "CartPole-v1", **QUICK)
+class Remembering(SimHash):
+    def count(self, x):
+        self.latest = super().count(x)
+        return self.latest
+
+
+def test_logs_say_what_the_temperature_does():
+    counter = Remembering(4, k=3)
+    model = CBSQL("MlpPolicy", "CartPole-v1", counter=counter, **QUICK)
     model.learn(30)
     figures = model._diagnose(*model._last_update)
     spread = ("mean", "p10", "p50", "p90")
@@ -301,7 +357,9 @@ def test_logs_say_what_the_temperature_does(tmp_path):
         f"{name}_{kind}" for name in ("beta", "count") for kind in spread
     }
     assert 0 <= figures["entropy"] <= math.log(2) + 1e-6
-    assert figures["count_p50"] == pytest.approx(100 * figures["beta_p50"])
+    assert figures["count_mean"] == pytest.approx(counter.latest.mean())
+    assert figures["count_p90"] == pytest.approx(np.quantile(counter.latest, 0.9))
+    assert figures["beta_p50"] == pytest.approx(0.01 * np.median(counter.latest))
 
 
 class Broken(gym.Wrapper):

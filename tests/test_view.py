@@ -55,6 +55,12 @@ def test_what_is_recorded_is_what_happens(freeway):
             observation, *_ = env.step(np.array([step["action"]]))
 
 
+def test_noise_is_not_shown_as_it_is_not_played(tmp_path):
+    spec = RunSpec("MinAtar/Breakout-v1", "rainbow-cbsql", steps=60, settings=SMALL)
+    game = play(spec, train(spec, tmp_path), seed=5, steps=60)
+    assert all(step["action"] == np.argmax(step["q"]) for step in game.steps)
+
+
 def test_surprise_is_that_of_the_density_model(freeway):
     folder, game, _ = freeway
     model = game.spec.learner.load(folder / "model.zip", buffer_size=1)
