@@ -1,6 +1,6 @@
 """What four agent steps and the update that follows them spend their time on, on Breakout.
 
-    python benchmarks/step.py [--threads 2] > results/step/table.md
+    python benchmarks/step.py [--threads 2]
 
 The parts are timed by the wall clock inside the learner's own `learn`, so nothing else should run.
 "rest" is what it does besides: SB3's loop, gradients that are cleared, logs. Figures are
