@@ -1,10 +1,11 @@
 """What training is made of, each part beside the one of SB3 or Torch that it stands for.
 
-    python benchmarks/parts.py
+    python benchmarks/parts.py [--threads 1]
 
-One thread. Both of a pair are measured in turns, as medians, so that a busy machine slows both.
+Both of a pair are measured in turns, as medians, so that a busy machine slows both.
 """
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable
@@ -43,11 +44,24 @@ def stepping(optimizer: Any, learnt: list[th.nn.Parameter], **options: Any) -> C
     return lambda: clipped_step(made, learnt, 10.0)
 
 
+def passing(network: NatureCNN, frames: th.Tensor) -> Callable[[], None]:
+    """A forward and a backward pass from a batch of frames as a buffer has it."""
+
+    def passes() -> None:
+        network.zero_grad()
+        network(frames.float() / 255).sum().backward()
+
+    return passes
+
+
 def main() -> None:
-    th.set_num_threads(1)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    th.set_num_threads(arguments.threads)
     keep_memory()
     record = provenance()
-    print(f"{record['machine']}, commit {record['commit']}\n")
+    print(f"{record['machine']}, {arguments.threads} torch threads, commit {record['commit']}\n")
     print("| part | theirs, us | ours, us | ratio |\n|---|---|---|---|")
     rmsprop = {"lr": 1e-9, "alpha": 0.95, "eps": 0.01, "centered": True}
     sizes = {
@@ -67,6 +81,12 @@ def main() -> None:
                 stepping(their_class, learnt, **options),
                 stepping(our_class, learnt, **options),
             )
+    frames = th.randint(256, (32, *IMAGE.shape), dtype=th.uint8)
+    compare(
+        "forward and backward, Nature CNN, frames stacked or interleaved",
+        passing(sizes["Nature CNN"], frames),
+        passing(sizes["Nature CNN"], frames.contiguous(memory_format=th.channels_last)),
+    )
     for game, algorithm in (
         ("CartPole-v1", "dqn"),
         ("MinAtar/Breakout-v1", "dqn"),
