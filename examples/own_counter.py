@@ -18,7 +18,8 @@ class GridCounter:
         self.table: dict[tuple[int, ...], int] = {}
 
     def cells(self, x) -> list[tuple[int, ...]]:
-        return [tuple(row) for row in np.floor(np.asarray(x) / self.cell).astype(int).tolist()]
+        rows = torch.as_tensor(x).cpu() / self.cell  # learners pass tensors, maybe of a GPU
+        return [tuple(row) for row in rows.floor().int().tolist()]
 
     def count(self, x) -> np.ndarray:
         return np.array([self.table.get(cell, 0) for cell in self.cells(x)], dtype=np.float64)

@@ -191,7 +191,7 @@ def test_a_loaded_model_learns_on_as_the_saved_one_does(algorithm, tmp_path):
     [
         (ReplayBuffer, "CartPole-v1", {}),
         (NStepReplayBuffer, "CartPole-v1", {"n_steps": 3, "gamma": 0.9}),
-        (IndexedReplayBuffer, "CartPole-v1", {"n_steps": 3, "gamma": 0.9}),
+        (IndexedReplayBuffer, "CartPole-v1", {"n_steps": 3}),
         (PrioritizedReplayBuffer, "CartPole-v1", {"priority_exponent": 0.3}),
         (FrameReplayBuffer, Frames, {}),
         (PrioritizedFrameReplayBuffer, Frames, {"n_steps": 2, "rng": np.random.default_rng(3)}),

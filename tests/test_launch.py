@@ -236,7 +236,7 @@ def test_a_sweep_is_stopped_goes_on_and_reports_what_is_wrong(tmp_path):
     assert process.returncode == 75
     assert "The same command goes on" in said
     assert list((good.folder / "checkpoints").glob("*.json"))
-    assert good.log.read_text().endswith("SIGTERM: saved.\n")
+    assert good.log.read_text().endswith("The same command goes on.\n")
 
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 1
@@ -275,7 +275,7 @@ def test_runs_save_when_their_sweep_is_killed(tmp_path):
     wait_until(lambda: progress(job.folder).steps > 0)
     process.kill()
     process.wait()
-    wait_until(lambda: job.log.read_text().endswith("SIGTERM: saved.\n"))
+    wait_until(lambda: job.log.read_text().endswith("The same command goes on.\n"))
     assert list((job.folder / "checkpoints").glob("*.json"))
 
 

@@ -130,18 +130,26 @@ def test_the_repositorys_results_are_all_there(tmp_path, browser):
     assert len(page_text) < 1_000_000
     runs, scores = 0, defaultdict(list)
     for table in (ROOT / "results").glob("*/runs.csv"):
+        tests = defaultdict(list)
+        if (table.parent / "tests.csv").exists():
+            for row in csv.DictReader((table.parent / "tests.csv").open()):
+                if row["kind"] == "game":
+                    tests[row["game"], row["algorithm"], row["seed"]].append(float(row["score"]))
         for row in csv.DictReader(table.open()):
             runs += 1
-            scores[row["game"], row["algorithm"]].append(float(row["last_100_games"]))
+            tested = tests[row["game"], row["algorithm"], row["seed"]]
+            score = np.mean(tested) if tested else float(row["last_100_games"])
+            scores[f"{row['game']} {title(row['algorithm'])}"].append(score)
     page = browser(tmp_path / "index.html")
     assert page.evaluate("document.querySelectorAll('#all tbody tr').length") == runs
     shown = page.evaluate(
-        "Object.fromEntries([...document.querySelectorAll('#numbers ~ .scroll tbody tr')]"
-        ".map((row) => [row.cells[0].textContent,"
-        "[...row.cells].at(-1).querySelector('b').textContent]))"
+        "Object.fromEntries([...document.querySelectorAll('section[aria-labelledby=numbers] td b')]"
+        ".map((b) => b.closest('td')).filter((td) => /score/.test(td.closest('table').caption"
+        ".textContent)).map((td) => [`${td.parentElement.cells[0].textContent} `"
+        " + td.closest('table').tHead.rows[0].cells[td.cellIndex].textContent,"
+        " td.querySelector('b').textContent]))"
     )
-    games = {game for game, algorithm in scores if algorithm == "cbsql"}
-    assert shown == {game: number(np.mean(scores[game, "cbsql"])) for game in games}
+    assert shown == {run: number(np.mean(values)) for run, values in scores.items()}
     for link in page.evaluate("[...document.querySelectorAll('#all a')].map((a) => a.href)"):
         assert Path(link.removeprefix("file://")).is_dir()
 
