@@ -44,7 +44,7 @@ class OnePass(th.optim.Optimizer):
         self.clipped_step(np.inf)
         return None
 
-    # Torch wraps a method of the name step, for its profiler, which takes as long as Adam itself.
+    # Not "step": Torch wraps that for its profiler, which in a small network takes as long as Adam.
     def clipped_step(self, max_norm: float) -> None:
         """Update all parameters that have a gradient, which is clipped to a norm."""
         if not all(self._is_plain(group) for group in self.param_groups):
