@@ -139,6 +139,7 @@ def _figure(runs: list[Run], column: int, label: str) -> Figure:
     columns = min(len(games), 3)
     lines = -(-len(games) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.2 * lines), layout="constrained")
+    explained: set[str] = set()
     for position, (game, by_name) in enumerate(games.items(), start=1):
         axes = figure.add_subplot(lines, columns, position)
         axes.spines[["top", "right"]].set_visible(False)
@@ -146,8 +147,9 @@ def _figure(runs: list[Run], column: int, label: str) -> Figure:
             if name in by_name:
                 _draw(axes, by_name[name], column, name, colours[name])
         axes.set(title=game, xlabel="thousands of agent steps", ylabel=label)
-        if position == 1:
+        if by_name.keys() - explained:
             axes.legend(frameon=False, fontsize=8)
+        explained |= by_name.keys()
     return figure
 
 
