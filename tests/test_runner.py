@@ -12,6 +12,7 @@ import torch
 
 from cbsql._registration import MINATAR_GAMES
 from cbsql.deep import SQL
+from cbsql.deep.networks import MinAtarCNN
 from cbsql.experiments import runner
 from cbsql.experiments.runner import (
     COLUMNS,
@@ -59,6 +60,15 @@ def test_minatar_preset_is_the_authors_network():
         q_net = make_model(spec, env).q_net
     layers = [m for m in q_net.modules() if isinstance(m, torch.nn.Conv2d | torch.nn.Linear)]
     assert [tuple(m.weight.shape) for m in layers] == [(16, 10, 3, 3), (128, 1024), (6, 128)]
+
+
+def test_what_is_said_about_the_network_leaves_the_rest_of_it():
+    spec = RunSpec("MinAtar/Seaquest-v1", "rainbow", settings={"policy_kwargs": {"v_max": 5.0}})
+    with closing(make_env(spec)) as env:
+        policy = make_model(spec, env).policy
+    assert policy.q_net.atoms[[0, -1]].tolist() == [-10, 5]
+    assert isinstance(policy.q_net.features_extractor, MinAtarCNN)
+    assert policy.optimizer.defaults["eps"] == 1.5e-4
 
 
 @pytest.mark.parametrize("game", [*(f"MinAtar/{name}-v1" for name in MINATAR_GAMES), "Acrobot-v1"])

@@ -80,6 +80,8 @@ def make_model(spec: RunSpec, env: VecEnv) -> SQL:
     if spec.algorithm != "munchausen":  # it has a temperature of its own
         settings["temperature"] = spec.temperature()
     settings.update(spec.settings)
+    network = base.settings.get("policy_kwargs", {})
+    settings["policy_kwargs"] = {**network, **(spec.settings.get("policy_kwargs") or {})}
     prioritized = spec.learner is Rainbow and settings.get("prioritized", True)
     own_choice = prioritized or stacked_frames(env)
     if not own_choice and not isinstance(env.observation_space, gym.spaces.Dict):

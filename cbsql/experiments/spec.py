@@ -42,7 +42,7 @@ class RunSpec:
     protocol: str = "nature"
     """How an Atari game is played: "nature" or "machado"."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Arguments of the algorithm that replace those of the preset."""
+    """Arguments of the algorithm that replace those of the preset; ``policy_kwargs`` one by one."""
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
