@@ -66,7 +66,7 @@ def test_what_is_said_about_the_network_leaves_the_rest_of_it():
     spec = RunSpec("MinAtar/Seaquest-v1", "rainbow", settings={"policy_kwargs": {"v_max": 5.0}})
     with closing(make_env(spec)) as env:
         policy = make_model(spec, env).policy
-    assert policy.q_net.atoms[[0, -1]].tolist() == [-10, 5]
+    assert policy.q_net.atoms[[0, -1]].tolist() == [-30, 5]
     assert isinstance(policy.q_net.features_extractor, MinAtarCNN)
     assert policy.optimizer.defaults["eps"] == 1.5e-4
 

@@ -238,8 +238,10 @@ RAINBOW_ATARI = _rainbow(
         "target_update_interval": 8_000,  # 32,000 frames
     },
 )
-# Discounted returns of good play are above the 10 to which Atari's clipped rewards are fitted.
-RAINBOW_MINATAR = _rainbow(MINATAR, MINATAR.steps, 0.0042, {}, v_max=30.0)
+# Discounted returns of good play are above the 10 to which Atari's clipped rewards are fitted. The
+# range is even about 0, where a new network's values then are: from -10 they start at 10, and
+# learning is slower (results/rainbow-minatar).
+RAINBOW_MINATAR = _rainbow(MINATAR, MINATAR.steps, 0.0042, {}, v_min=-30.0, v_max=30.0)
 RAINBOW_CARTPOLE = _rainbow(CARTPOLE, CARTPOLE.steps, 0.0081, {}, v_min=0.0, v_max=100.0)
 RAINBOW_OTHER = _rainbow(OTHER, OTHER.steps, 0.0081, {})
 
