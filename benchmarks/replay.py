@@ -19,6 +19,7 @@ from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 
 from cbsql.envs import make_atari_vec_env
 from cbsql.experiments.provenance import provenance
+from cbsql.experiments.runner import keep_memory
 from cbsql.replay import (
     FrameReplayBuffer,
     PrioritizedFrameReplayBuffer,
@@ -192,6 +193,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 def main() -> None:
     th.set_num_threads(1)  # as in sweeps; otherwise SB3's copies wait for a second core
+    keep_memory()  # as in runs
     bench_replay()
     bench_tree()
     bench_atari()

@@ -151,7 +151,7 @@ ATARI = Preset(
         "policy_kwargs": _RMSPROP,
     },
     exploration_steps=250_000,  # 1M frames
-    step_seconds=0.020,
+    step_seconds=0.015,
 )
 
 MINATAR = Preset(
@@ -172,7 +172,7 @@ MINATAR = Preset(
         "policy_kwargs": {**_RMSPROP, "features_extractor_class": MinAtarCNN, "net_arch": []},
     },
     exploration_steps=20_000,
-    step_seconds=0.0021,  # median of results/minatar/runs.csv
+    step_seconds=0.0012,
 )
 
 CARTPOLE = Preset(
@@ -193,7 +193,7 @@ CARTPOLE = Preset(
         "policy_kwargs": {"net_arch": [256, 256], "optimizer_class": Adam},
     },
     exploration_steps=8_000,
-    step_seconds=0.0024,  # median of results/cartpole/runs.csv
+    step_seconds=0.0017,
 )
 
 OTHER = Preset(
@@ -202,7 +202,7 @@ OTHER = Preset(
     test_epsilon=0.0,
     settings={"buffer_size": 100_000, "learning_starts": 1_000, "target_update_interval": 1_000},
     exploration_steps=10_000,
-    step_seconds=0.0024,  # as CartPole's
+    step_seconds=0.0017,  # as CartPole's
 )
 
 
@@ -231,7 +231,7 @@ RAINBOW_ATARI = _rainbow(
     # The third table of the paper's appendix; what it leaves open is from Hessel et al. (2018).
     ATARI,
     125_000,  # 500K frames
-    0.037,
+    0.031,
     {
         "learning_rate": 6.25e-5,
         "learning_starts": 20_000,  # 80,000 frames
@@ -241,9 +241,9 @@ RAINBOW_ATARI = _rainbow(
 # Discounted returns of good play are above the 10 to which Atari's clipped rewards are fitted. The
 # range is even about 0, where a new network's values then are: from -10 they start at 10, and
 # learning is slower (results/rainbow-minatar).
-RAINBOW_MINATAR = _rainbow(MINATAR, MINATAR.steps, 0.0042, {}, v_min=-30.0, v_max=30.0)
-RAINBOW_CARTPOLE = _rainbow(CARTPOLE, CARTPOLE.steps, 0.0081, {}, v_min=0.0, v_max=100.0)
-RAINBOW_OTHER = _rainbow(OTHER, OTHER.steps, 0.0081, {})
+RAINBOW_MINATAR = _rainbow(MINATAR, MINATAR.steps, 0.0023, {}, v_min=-30.0, v_max=30.0)
+RAINBOW_CARTPOLE = _rainbow(CARTPOLE, CARTPOLE.steps, 0.0059, {}, v_min=0.0, v_max=100.0)
+RAINBOW_OTHER = _rainbow(OTHER, OTHER.steps, 0.0059, {})
 
 
 def preset(spec: RunSpec) -> Preset:
