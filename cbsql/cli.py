@@ -383,7 +383,7 @@ def report(
 ) -> None:
     """Make one page of everything below some folders: tables, curves, statistics, every run."""
     from cbsql.experiments.report.collect import collect
-    from cbsql.experiments.report.page import make_page
+    from cbsql.experiments.report.page import make_page, make_tables
 
     with _input_errors():
         found = collect(folders)
@@ -392,6 +392,7 @@ def report(
             raise ValueError(f"There is nothing to report: {folder} {reason}.")
     with _output_folder(out) as staging:
         (staging / "index.html").write_text(make_page(found, out), encoding="utf-8")
+        (staging / "tables.md").write_text(make_tables(found), encoding="utf-8")
     for folder, reason in found.unread:
         console.print(f"Left out: {folder} {reason}.", markup=False, soft_wrap=True)
     console.print(f"Look at [bold]{out / 'index.html'}[/bold].")

@@ -262,6 +262,7 @@ def test_buffers_that_are_given_have_the_return_of_the_model(tmp_path):
 
 def test_predict_takes_what_sb3s_takes():
     model = SQL("MlpPolicy", "FrozenLake-v1", **QUICK)
+    model.policy.set_training_mode(False)  # as it is once it has acted
     assert model.predict(np.array(3), deterministic=True)[0].shape == ()
     for deterministic in (True, False):
         with pytest.raises(ValueError, match="Gym API"):

@@ -84,13 +84,18 @@ def make_page(found: Collection, out: Path) -> str:
         groups=groups,
         readings=readings,
         early=_early(readings),
-        tables=[_paper_table(table, found.results) for table in (TABLE_1, TABLE_2)],
+        tables=_paper_tables(found.results),
         runs=[_row(result, out) for result in sorted(found.results, key=_order)],
         chains=[_chain_row(one, out) for one in found.chains],
         unread=found.unread,
         counts=_counts(found),
         least_runs=LEAST_RUNS,
     )
+
+
+def make_tables(found: Collection) -> str:
+    """The paper's tables beside ours, in Markdown."""
+    return render("tables.md", tables=_paper_tables(found.results))
 
 
 def _counts(found: Collection) -> dict[str, Any]:
@@ -325,6 +330,10 @@ def _chain(one: Chain) -> dict[str, Any]:
         ],
         "series": series,
     }
+
+
+def _paper_tables(results: list[Result]) -> list[dict[str, Any]]:
+    return [_paper_table(table, results) for table in (TABLE_1, TABLE_2)]
 
 
 def _paper_table(table: Table, results: list[Result]) -> dict[str, Any]:
