@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from cbsql.cli import app
 from cbsql.experiments import curves
 from cbsql.experiments.report.collect import collect
-from cbsql.experiments.report.page import make_page, number, title
+from cbsql.experiments.report.page import make_page, make_tables, number, title
 from cbsql.experiments.runner import COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -121,6 +121,19 @@ def test_the_papers_table_has_its_numbers_and_ours(tmp_path, browser):
     assert "trained, not tested" in cell(page, 0, "breakout", 2)
     assert cell(page, 0, "pong", 4) == "paper 17.56 ± 2 not run"  # runs of other lengths are none
     assert "not run" in cell(page, 1, "qbert", 3)
+    row = next(x for x in (out / "tables.md").read_text().splitlines() if "| breakout" in x)
+    assert row.split("|")[2:6] == [
+        " paper 5.9 ± 5.9; game 6.40 ± 0.501, 2 seeds, +0.500 ",
+        " paper 5.9 ± 4.5; trained, not tested ",
+        " paper 5.1 ± 4.7; not run ",
+        " paper 8.2 ± 6.1; game 10.0 ± 1.92 [8.00, 12.0], 3 seeds, +1.80; "
+        "life 2.00 ± 0.327 [1.60, 2.40], 3 seeds, −6.20 ",
+    ]
+
+
+def test_the_documentation_has_the_tables_of_the_results():
+    tables = make_tables(collect([ROOT / "results"]))
+    assert tables.strip() in (ROOT / "docs" / "reproduction.md").read_text()
 
 
 def test_the_repositorys_results_are_all_there(tmp_path, browser):
