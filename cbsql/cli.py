@@ -464,7 +464,7 @@ def _parse_setting(text: str) -> tuple[str, Any]:
 
 @contextmanager
 def _input_errors() -> Iterator[None]:
-    """Turn what a check of the arguments says into one line and exit code 2."""
+    """Turn what a check of the arguments says into one line and exit code 2, of a disk into 1."""
     from gymnasium.error import Error
 
     try:
@@ -472,6 +472,8 @@ def _input_errors() -> Iterator[None]:
     # SB3 refuses with assertions, Gymnasium with errors of its own.
     except (ValueError, MemoryError, AssertionError, Error) as error:
         _refuse(str(error))
+    except OSError as error:
+        _refuse(f"{error.filename}: {error.strerror}." if error.filename else str(error), code=1)
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Checkpoints: what is written comes back, damage is found, and a resumed run is the same run."""
 
 import csv
+import json
 import os
 import random
 import resource
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import gymnasium as gym
@@ -23,7 +25,10 @@ from stable_baselines3.common.buffers import ReplayBuffer
 from cbsql import checkpoint, files
 from cbsql.checkpoint import CheckpointError, Checkpoints, Ring, only_process
 from cbsql.deep.sql import DivergenceError
-from cbsql.experiments.runner import StoppedError, status, train
+from cbsql.envs.episodes import ReplayableEpisodes
+from cbsql.experiments import runner
+from cbsql.experiments import spec as presets
+from cbsql.experiments.runner import StoppedError, make_model, status, train
 from cbsql.experiments.spec import RunSpec
 
 CBSQL = Path(sys.executable).parent / "cbsql"
@@ -83,24 +88,30 @@ def three_checkpoints(folder):
     return ring, sizes
 
 
-def test_a_checkpoint_writes_what_is_new(tmp_path):
+def test_a_checkpoint_writes_what_is_new(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "SEGMENT_BYTES", 2**14)  # a file of parity is not larger
     ring = Written(100_000)
     ring.add(50_000)
     store = Checkpoints(tmp_path)
     first = store.save("a", {}, {"r": ring.ring()})
     ring.add(10)
     second = store.save("b", {}, {"r": ring.ring()})
-    assert second < first / 20
+    assert second < first / 10
+
+
+def flip(path):
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data)
 
 
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove"])
 def test_damage_is_named_and_the_checkpoint_before_is_used(tmp_path, damage):
     three_checkpoints(tmp_path)
-    for path in [*tmp_path.glob("d*")]:
+    for path in [*tmp_path.glob("d.state*"), *tmp_path.glob("d.json")]:
         data = path.read_bytes()
         if damage == "flip":
-            position = len(data) // 2
-            path.write_bytes(data[:position] + bytes([data[position] ^ 4]) + data[position + 1 :])
+            flip(path)
         elif damage == "truncate":
             path.write_bytes(data[:-3])
         elif path.suffix == ".json":
@@ -115,6 +126,58 @@ def test_damage_is_named_and_the_checkpoint_before_is_used(tmp_path, damage):
         assert copy.rows[299].tolist() == [299, 299**2]
         path.write_bytes(data)
     assert Checkpoints(tmp_path).load({"r": Ring(copy.rows, 0)})[0]["name"] == "d"
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_segment_that_checkpoints_share_is_restored_from_the_others(tmp_path, damage):
+    ring, _ = three_checkpoints(tmp_path)
+    segments = sorted(tmp_path.glob("?.replay*"))
+    assert [path.name[0] for path in segments] == list("abcd")
+    for path in segments:
+        data = path.read_bytes()
+        damage(path)
+        copy = Written(1000)
+        store = Checkpoints(tmp_path)
+        state, damages = store.load({"r": Ring(copy.rows, 0)})
+        assert state["name"] == "d"
+        np.testing.assert_array_equal(copy.rows, ring.rows)
+        assert len(damages) == 1
+        assert str(path) in damages[0]
+        assert "restored" in damages[0]
+        assert path.read_bytes() == data
+    ring.add(100)
+    store.save("e", {"name": "e"}, {"r": ring.ring()})  # whose parity is that of all of them
+    damage(segments[0])
+    assert Checkpoints(tmp_path).load({"r": Ring(copy.rows, 0)})[0]["name"] == "e"
+    np.testing.assert_array_equal(copy.rows, ring.rows)
+    for path in segments[:2]:
+        damage(path)
+    with pytest.raises(CheckpointError, match=segments[0].name):
+        Checkpoints(tmp_path).load({"r": Ring(copy.rows, 0)})
+
+
+def test_a_damaged_segment_that_is_not_needed_any_more_does_no_harm(tmp_path):
+    ring, store = Written(100), Checkpoints(tmp_path)
+    for name in "abcde":
+        ring.add(60)
+        store.save(name, {"name": name}, {"r": ring.ring()})
+        flip(next(tmp_path.glob(f"{name}.replay*"))) if name == "b" else None
+    copy = Written(100)
+    state, damages = Checkpoints(tmp_path).load({"r": Ring(copy.rows, 0)})
+    assert (state["name"], damages) == ("e", [])
+    np.testing.assert_array_equal(copy.rows, ring.rows)
+
+
+def test_a_damaged_checkpoint_does_not_take_the_place_of_a_sound_one(tmp_path):
+    store = Checkpoints(tmp_path)
+    for name in ("1000", "2000"):
+        store.save(name, {"name": name}, {})
+    flip(next(tmp_path.glob("2000.state*")))
+    store = Checkpoints(tmp_path)
+    assert store.load({})[0] == {"name": "1000"}
+    store.save("1500", {"name": "1500"}, {})
+    flip(next(tmp_path.glob("1500.state*")))
+    assert Checkpoints(tmp_path).load({})[0] == {"name": "1000"}
 
 
 def test_when_all_are_damaged_it_says_so(tmp_path):
@@ -240,9 +303,31 @@ gym.register(
 )
 
 
+class Item(gym.Wrapper):
+    """Takes actions for what vector environments pass."""
+
+    def step(self, action):
+        return self.env.step(action.item())
+
+
+gym.register("Item-v0", lambda: Item(gym.make("CartPole-v1")), max_episode_steps=500)
+
+
+class Luck(gym.Wrapper):
+    """Episodes end by chance, which no seed reaches."""
+
+    def step(self, action):
+        observation, reward, end, late, info = self.env.step(action)
+        return observation, reward, end or os.urandom(1)[0] < 40, late, info
+
+
+gym.register("Luck-v0", lambda: Luck(gym.make("CartPole-v1")), max_episode_steps=500)
+
+
 @pytest.mark.parametrize(
     "spec",
     [
+        RunSpec("Item-v0", "sql", steps=60, settings={"learning_starts": 10}),
         RunSpec("Doubles-v0", "sql", steps=60, settings={"learning_starts": 10}),
         RunSpec("CartPole-v1", "rainbow", steps=700, settings={"prioritized": False}),
     ],
@@ -271,8 +356,14 @@ def test_a_run_that_cannot_go_on_says_so(tmp_path):
         train(spec, tmp_path, report=stop)
 
 
-def test_where_seeds_do_not_reach_it_says_so_and_goes_on(tmp_path):
-    spec = RunSpec("Whim-v0", "sql", steps=60, settings={"learning_starts": 10})
+@pytest.mark.parametrize("game", ["Whim-v0", *["Luck-v0"] * 4])
+def test_where_seeds_do_not_reach_it_says_so_and_goes_on(game, tmp_path, monkeypatch):
+    spec = RunSpec(game, "sql", steps=60, settings={"learning_starts": 1000})
+    seeds = []
+    start = ReplayableEpisodes._start
+    monkeypatch.setattr(
+        ReplayableEpisodes, "_start", lambda env, *args: seeds.append(args[0]) or start(env, *args)
+    )
 
     def kill(step, _):
         if step >= 30:
@@ -280,8 +371,13 @@ def test_where_seeds_do_not_reach_it_says_so_and_goes_on(tmp_path):
 
     with pytest.raises(Killed):
         train(spec, tmp_path, report=kill, checkpoint_seconds=0.0)
-    with pytest.warns(UserWarning, match="not determined by its seed"):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
         assert train(spec, tmp_path).num_timesteps >= 60
+    if game == "Whim-v0":
+        assert any("not determined by its seed" in str(one.message) for one in said)
+    # A new episode has a new seed; only the one that was played again comes twice.
+    assert len(seeds) - len(set(seeds)) <= 1
 
 
 def test_another_run_in_the_folder_is_refused(tmp_path):
@@ -295,9 +391,68 @@ def test_another_run_in_the_folder_is_refused(tmp_path):
 @pytest.mark.parametrize("algorithm", ["sql", "rainbow"])
 def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_batch(algorithm, tmp_path):
     huge = {"learning_starts": 10, "learning_rate": 1e30, "max_grad_norm": 1e30, "train_freq": 4}
-    with pytest.raises(DivergenceError, match=r"(loss|weight) of update \d+ is not a finite"):
+    with pytest.raises(DivergenceError, match=r"(loss|gradient) of update \d+ is not a finite"):
         train(RunSpec("CartPole-v1", algorithm, 400, settings=huge), tmp_path)
     assert {"observations", "actions"} <= set(load_file(tmp_path / "diverged.safetensors"))
+
+
+def test_weights_that_are_no_numbers_at_the_end_are_not_a_result(tmp_path, monkeypatch):
+    spec = replace(RUNS["sql"], settings={"learning_starts": 1000})
+
+    def spoilt(*args):
+        model = make_model(*args)
+        next(model.q_net.parameters()).data[0] = np.nan
+        return model
+
+    monkeypatch.setattr(runner, "make_model", spoilt)
+    with pytest.raises(DivergenceError, match="weight"):
+        train(spec, tmp_path)
+    assert not (tmp_path / "model.zip").exists()
+
+
+def test_other_settings_than_the_run_began_with_are_refused(tmp_path, monkeypatch):
+    spec = replace(RUNS["sql"], steps=0)
+
+    def interrupt():
+        first = iter([signal.SIGINT])
+        return lambda *_: [signal.raise_signal(number) for number in first]
+
+    (tmp_path / "test.csv").write_text("of a run that was here before")
+    with pytest.raises(StoppedError):
+        train(spec, tmp_path, report=interrupt())
+    assert not (tmp_path / "test.csv").exists()
+    # What 0 steps mean is the same run.
+    assert status(replace(spec, steps=runner.preset(spec).steps), tmp_path) == "unfinished"
+    record = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**record, "commit": "another"}))
+    with pytest.raises(StoppedError):
+        train(spec, tmp_path, report=interrupt())
+    assert json.loads((tmp_path / "run.json").read_text())["earlier_commits"] == ["another"]
+    now = replace(presets.CARTPOLE, settings={**presets.CARTPOLE.settings, "gamma": 0.5})
+    monkeypatch.setattr(presets, "CARTPOLE", now)
+    with pytest.raises(ValueError, match=r"was begun with gamma 0\.99, and this version has 0\.5"):
+        train(spec, tmp_path)
+
+
+def test_a_log_that_goes_on_is_never_empty(tmp_path):
+    path = tmp_path / "progress.csv"
+    lines = ["a,b", *(f"{i},{i}" for i in range(500))]
+    path.write_text("\n".join(lines) + "\n")
+    log = runner._LogFile(path, 301)
+    assert path.read_text().splitlines() == lines[:301]
+    log.write({"a": 1, "c": 2}, {"a": (), "c": ()})
+    log.close()
+    assert path.read_text().splitlines()[::301] == ["a,b,c", "1,,2"]
+
+
+def test_scores_that_are_lost_are_named(tmp_path):
+    (tmp_path / "episodes.csv").write_text("kind\n")
+    state = {"recent": [], "seconds": 0.0, "calls": 0, "episodes_bytes": 40, "log_lines": 0}
+    log = runner.RunLog(tmp_path, 100, False, None)
+    with pytest.warns(UserWarning, match="has lost 35 bytes"):
+        log.open(state)
+    log.close()
+    assert (tmp_path / "episodes.csv").read_text() == "kind\n"
 
 
 def test_sigterm_checkpoints_and_asks_to_be_queued_again(tmp_path):

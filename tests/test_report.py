@@ -4,6 +4,7 @@
 import csv
 import json
 import os
+import re
 import shutil
 from collections import defaultdict
 from contextlib import contextmanager
@@ -136,6 +137,56 @@ def test_the_documentation_has_the_tables_of_the_results():
     assert tables.strip() in (ROOT / "docs" / "reproduction.md").read_text()
 
 
+def findings(root):
+    page = make_page(collect([root]), root)
+    text = re.sub(r"<[^>]+>|\s+", " ", page.partition('class="findings"')[2].partition("</ul>")[0])
+    return re.sub(r" +", " ", text)
+
+
+def test_side_runs_do_not_hide_the_comparison(tmp_path):
+    for game in ("breakout", "pong"):
+        for seed in range(5):
+            for algorithm, level in (
+                ("dqn", 1),
+                ("cbsql", 2),
+                ("rainbow", 5),
+                ("rainbow-cbsql", 4),
+            ):
+                name = f"{game}-{algorithm}-{seed}"
+                write_run(tmp_path / name, game, algorithm, seed, 1000, level + seed / 100)
+    expected = findings(tmp_path)
+    assert "CBSQL scores higher than DQN (2 games:" in expected
+    assert "Rainbow-CBSQL scores lower than Rainbow (2 games:" in expected
+    write_run(tmp_path / "munchausen", "pong", "munchausen", 0, 1000)
+    ablation = write_run(tmp_path / "ablation", "pong", "rainbow", 0, 1000)
+    record = json.loads((ablation / "run.json").read_text())
+    record["spec"]["settings"] = {"double": "False"}
+    (ablation / "run.json").write_text(json.dumps(record))
+    assert findings(tmp_path) == expected
+    page = make_page(collect([tmp_path]), tmp_path)
+    assert page.count("Interquartile mean over games") == 1
+
+
+def test_one_bad_table_does_not_spoil_the_page(tmp_path):
+    write_run(tmp_path / "good")
+    kept = shutil.copytree(ROOT / "results" / "cartpole", tmp_path / "kept")
+    lines = (kept / "curves.csv").read_text().splitlines()
+    (kept / "curves.csv").write_text("\n".join(lines[:-3]) + "\n")
+    done = report(".", cwd=tmp_path)
+    assert done.exit_code == 0
+    assert "curves.csv has 47 rows of CartPole-v1" in done.stdout
+
+
+def test_what_is_no_run_and_what_is_there_twice(tmp_path):
+    done = report(ROOT / "results" / "counts", cwd=tmp_path)
+    assert done.exit_code == 2
+    assert "counts holds no runs" in done.stderr
+    chain = ROOT / "results" / "chain" / "back-timelimit"
+    found = collect([chain, chain])
+    assert len(found.chains) == 1
+    assert "already" in found.unread[0][1]
+
+
 def test_the_repositorys_results_are_all_there(tmp_path, browser):
     page_text = make_page(collect([ROOT / "results"]), tmp_path)
     assert page_text == make_page(collect([ROOT / "results"]), tmp_path)  # the same, byte by byte
@@ -203,7 +254,7 @@ def test_the_page_is_drawn_offline_without_complaints(example, browser, look):
 def test_the_verdict_is_that_of_the_scores(example, browser):
     page = browser(example)
     text = page.evaluate("document.querySelector('.findings').innerText.replace(/\\s+/g, ' ')")
-    assert "CBSQL scores higher than DQN (a run scores higher with probability 1.00" in text
+    assert "CBSQL scores higher than DQN (2 games: a run scores higher with probability 1.00" in text
 
 
 READOUT = "document.querySelector('{} .readout').innerText"
@@ -324,6 +375,7 @@ def test_nothing_to_report_is_one_sentence(tmp_path):
         (0, "0"),
         (5.2499, "5.25"),
         (-0.126, "−0.126"),
+        (999.7, "1,000"),
         (1234.5, "1,234"),
         (np.nan, "–"),
         (278, "278"),

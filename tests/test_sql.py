@@ -239,6 +239,15 @@ def test_a_temperature_that_was_replaced_is_saved(tmp_path):
     SQL("MlpPolicy", "CartPole-v1", beta=7.0, **QUICK).save(tmp_path / "first")
     SQL.load(tmp_path / "first", temperature=Greedy()).save(tmp_path / "second")
     assert repr(SQL.load(tmp_path / "second").temperature) == "Greedy()"
+    counting = CBSQL("MlpPolicy", "CartPole-v1", counter=SimHash(4), **QUICK).learn(60)
+    counting.save(tmp_path / "third")
+    for other in (Greedy(), Constant(3), Linear(0.1)):
+        loaded = CBSQL.load(tmp_path / "third", temperature=other)
+        assert loaded.temperature is other
+    loaded = CBSQL.load(tmp_path / "third", temperature=CountBased(SimHash(4), kappa=2.0))
+    states = counting.replay_buffer.sample(8).observations
+    beta = counting.temperature.beta(states)
+    np.testing.assert_allclose(loaded.temperature.beta(states), 2 / 0.01 * beta)
     with pytest.raises(ValueError, match="load\\(\\) takes no kappa"):
         CBSQL.load(tmp_path / "first", kappa=0.5)
 

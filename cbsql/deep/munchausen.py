@@ -27,6 +27,8 @@ class Munchausen(SQL):
         least_bonus: float = -1.0,
         **kwargs: Any,
     ) -> None:
+        if kwargs.get("double"):
+            raise ValueError("Munchausen-DQN has no double Q-learning: leave double=False.")
         self.alpha = alpha
         self.least_bonus = least_bonus
         super().__init__(*args, beta=beta, **kwargs)

@@ -20,13 +20,16 @@ Arrays = tuple[NDArray[np.float32], ...]
 
 def clipped_step(
     optimizer: th.optim.Optimizer, parameters: list[th.nn.Parameter], max_norm: float
-) -> None:
-    """Clip the norm of the gradient as a whole, then update all parameters that have one."""
+) -> float:
+    """Clip the norm of the gradient as a whole, then update all parameters that have one.
+
+    Returns the norm that it had.
+    """
     if isinstance(optimizer, OnePass):
-        optimizer.clipped_step(max_norm)
-    else:
-        th.nn.utils.clip_grad_norm_(parameters, max_norm)
-        optimizer.step()
+        return optimizer.clipped_step(max_norm)
+    norm = th.nn.utils.clip_grad_norm_(parameters, max_norm)
+    optimizer.step()
+    return float(norm)
 
 
 class OnePass(th.optim.Optimizer):
@@ -45,16 +48,16 @@ class OnePass(th.optim.Optimizer):
         return None
 
     # Not "step": Torch wraps that for its profiler, which in a small network takes as long as Adam.
-    def clipped_step(self, max_norm: float) -> None:
-        """Update all parameters that have a gradient, which is clipped to a norm."""
+    def clipped_step(self, max_norm: float) -> float:
+        """Update all parameters that have a gradient, which is clipped; returns its norm."""
         if not all(self._is_plain(group) for group in self.param_groups):
             learnt = [p for group in self.param_groups for p in group["params"]]
-            th.nn.utils.clip_grad_norm_(learnt, max_norm)
+            norm = float(th.nn.utils.clip_grad_norm_(learnt, max_norm))
             super().step()
-            return
+            return norm
         given = [[p for p in group["params"] if p.grad is not None] for group in self.param_groups]
         gradients = [[p.grad.view(-1) for p in learnt] for learnt in given]
-        norm = sum(th.dot(g, g).item() for of_group in gradients for g in of_group) ** 0.5
+        norm = float(sum(th.dot(g, g).item() for of_group in gradients for g in of_group) ** 0.5)
         # As in Torch: what is below the norm is multiplied by 1.
         factor = np.float32(min(max_norm / (norm + 1e-6), 1.0) if np.isfinite(norm) else norm)
         for group, learnt, of_group in zip(self.param_groups, given, gradients, strict=True):
@@ -64,6 +67,7 @@ class OnePass(th.optim.Optimizer):
                 slots = [_memory([state[name] for state in states]) for name in self._slots]
                 both = _memory([p.detach() for p in learnt]), _memory(of_group)
                 self._update(group, int(states[0]["step"]), factor, *both, *slots)
+        return norm
 
     def _update(self, group: dict[str, Any], step: int, factor: np.float32, *arrays: Any) -> None:
         """Update weights, the first of the arrays, by gradients, the second, times a factor."""

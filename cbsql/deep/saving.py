@@ -14,7 +14,13 @@ from stable_baselines3.common.utils import FloatSchedule, check_for_correct_spac
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from cbsql import files
-from cbsql.deep.stored import REPLAY_SUFFIX, load_replay, save_replay
+from cbsql.deep.stored import (
+    MOST_HER_STEPS,
+    REPLAY_SUFFIX,
+    check_steps,
+    load_replay,
+    save_replay,
+)
 from cbsql.temperature import Temperature
 
 Self = TypeVar("Self", bound="SafeDQN")
@@ -79,7 +85,8 @@ class SafeDQN(DQN):
     ) -> Self:
         """As SB3 loads: a new model, with ``custom_objects`` in the place of what the file has.
 
-        Another temperature is given as ``temperature``, whole.
+        Another temperature is given as ``temperature``. It takes over the counts in the file if it
+        is of the same kind.
         """
         for name in kwargs.keys() & {"beta", "kappa", "counter"}:
             raise ValueError(
@@ -104,6 +111,8 @@ class SafeDQN(DQN):
             data = {name: document[name] for name in names if name not in given}
             cls._check_attributes(data)
             data |= {name: given[name] for name in (*names, *NEEDED) if name in given}
+            if issubclass(data.get("replay_buffer_class") or object, HerReplayBuffer):
+                check_steps(data["buffer_size"], data.get("n_envs", 1), MOST_HER_STEPS)
             for name in NEEDED - data.keys():
                 raise ValueError(f'it has no {name}; pass custom_objects={{"{name}": ...}}.')
         log = pathlib.PurePath(data.get("tensorboard_log") or "")
@@ -129,7 +138,9 @@ class SafeDQN(DQN):
         vars(model).update(data, **kwargs)
         with files.blame(path), document.budget():
             model._setup_model()
-        model._load_parameters(path, document, exact_match=True)
+        saved = data.get("temperature_config", {}).get("kind")
+        same_kind = model.temperature.config()["kind"] == saved
+        model._load_parameters(path, document, exact_match=True, temperature=same_kind)
         return model
 
     @classmethod
@@ -170,10 +181,16 @@ class SafeDQN(DQN):
         return None
 
     def _load_parameters(
-        self, path: files.PathLike, document: files.Document, exact_match: bool
+        self,
+        path: files.PathLike,
+        document: files.Document,
+        exact_match: bool,
+        temperature: bool = True,
     ) -> None:
         with files.blame(path):
             names = [name for name in document.content if name.startswith("parameters/")]
+            if not temperature:  # another has taken its place
+                names.remove("parameters/temperature")
             parameters = {name.removeprefix("parameters/"): document[name] for name in names}
             saved = parameters["policy.optimizer"]["param_groups"][0]["params"]
             mine = len(self.policy.optimizer.param_groups[0]["params"])

@@ -153,7 +153,9 @@ class SQL(SafeDQN):
             for parameter in learnt:
                 parameter.grad = None  # as zero_grad does, in a tenth of its time
             loss.backward()  # type: ignore[no-untyped-call]
-            clipped_step(self.policy.optimizer, learnt, self.max_grad_norm)
+            norm = clipped_step(self.policy.optimizer, learnt, self.max_grad_norm)
+            if not math.isfinite(norm):
+                raise DivergenceError("The gradient", self._n_updates + len(losses), batch)
 
             self.temperature.update(counted.observations)
 

@@ -28,9 +28,9 @@ _ARGUMENTS = (
     "n_sampled_goal",
     "goal_selection_strategy",
 )
-# Steps of an HerReplayBuffer take Python objects as soon as it is built; memory of the others is
-# taken step by step.
-_MOST_STEPS, _MOST_HER_STEPS = 10**10, 10**7
+# Steps of an HerReplayBuffer take 200 bytes as soon as it is built; memory of the others is taken
+# step by step.
+MOST_STEPS, MOST_HER_STEPS = 10**10, 10**6
 
 
 def save_replay(path: files.PathLike, buffer: ReplayBuffer) -> None:
@@ -61,16 +61,12 @@ def load_replay(path: files.PathLike, env: VecEnv | None, device: th.device) -> 
     document = files.read(path, "replay", REPLAY_SUFFIX)
     with files.blame(path):
         kind, arguments = document["replay_buffer_class"], document["arguments"]
-        most = _MOST_STEPS
+        most = MOST_STEPS
         if issubclass(kind, HerReplayBuffer):
             if env is None:
                 raise ValueError("a HerReplayBuffer needs the environment of the model.")
-            arguments["env"], most = env, _MOST_HER_STEPS
-        if not 0 < arguments["n_envs"] <= arguments["buffer_size"] <= most:
-            raise ValueError(
-                f"it has {arguments['buffer_size']} steps of {arguments['n_envs']} environments; "
-                f"at least one of each and at most {most} are allowed."
-            )
+            arguments["env"], most = env, MOST_HER_STEPS
+        check_steps(arguments["buffer_size"], arguments["n_envs"], most)
         buffer: ReplayBuffer = kind(**arguments)
         _fill(buffer, document["position"], document["arrays"])
         if isinstance(buffer, IndexedReplayBuffer):
@@ -79,6 +75,15 @@ def load_replay(path: files.PathLike, env: VecEnv | None, device: th.device) -> 
                 raise ValueError("it says two things about how many rows it has.")
     buffer.device = device
     return buffer
+
+
+def check_steps(buffer_size: int, n_envs: int, most: int) -> None:
+    """Refuse what a buffer cannot have, or what would take too much memory."""
+    if not 0 < n_envs <= buffer_size <= most:
+        raise ValueError(
+            f"it has {buffer_size} steps of {n_envs} environments; at least one of each and at "
+            f"most {most} are allowed."
+        )
 
 
 def _fill(buffer: ReplayBuffer, position: dict[str, Any], arrays: dict[str, Any]) -> None:

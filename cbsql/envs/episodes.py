@@ -45,12 +45,18 @@ class ReplayableEpisodes(gym.Wrapper[Any, Any, Any, Any]):
         return {"generator": generator, "seed": self._seed, "actions": self._actions}
 
     def replay(self, episode: dict[str, Any]) -> Any:
-        """Come back to a moment; returns the observation there."""
+        """Come back to a moment; returns the observation there, or None if there is no way back."""
         self._rng.bit_generator.state = episode["generator"]
         observation, _ = self._start(episode["seed"])
+        ended = False
         for action in episode["actions"]:
-            observation, *_ = self.step(action)
-        return observation
+            if ended:
+                return None
+            # The kind of number that the environment was given at first.
+            action = np.asarray(action, self.action_space.dtype)[()]
+            observation, _, end, late, _ = self.step(action)
+            ended = end or late
+        return None if ended else observation
 
 
 def episodes(env: VecEnv) -> list[dict[str, Any]]:
@@ -62,7 +68,10 @@ def episodes(env: VecEnv) -> list[dict[str, Any]]:
 
 
 def replay_episodes(env: VecEnv, moments: list[dict[str, Any]]) -> list[Any]:
-    """Bring each environment of a vector to its moment; returns the observations there."""
+    """Bring each environment of a vector to its moment; returns the observations there.
+
+    None stands for an environment that went another way, which is then at its end or before it.
+    """
     inner: Any = env.unwrapped
     if hasattr(inner, "replay_episodes"):
         return list(inner.replay_episodes(moments))

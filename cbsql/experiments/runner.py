@@ -75,13 +75,7 @@ def make_env(
 def make_model(spec: RunSpec, env: VecEnv) -> SQL:
     """The learner of a run, as its preset and settings say."""
     base = preset(spec)
-    steps = spec.steps or base.steps
-    settings = {"exploration_fraction": base.exploration_steps / steps, **base.settings}
-    if spec.algorithm != "munchausen":  # it has a temperature of its own
-        settings["temperature"] = spec.temperature()
-    settings.update(spec.settings)
-    network = base.settings.get("policy_kwargs", {})
-    settings["policy_kwargs"] = {**network, **(spec.settings.get("policy_kwargs") or {})}
+    settings = settings_of(spec)
     prioritized = spec.learner is Rainbow and settings.get("prioritized", True)
     own_choice = prioritized or stacked_frames(env)
     if not own_choice and not isinstance(env.observation_space, gym.spaces.Dict):
@@ -89,10 +83,24 @@ def make_model(spec: RunSpec, env: VecEnv) -> SQL:
     try:
         return spec.learner(base.policy, env, seed=spec.seed, **settings)
     except MemoryError:
+        steps = spec.steps or base.steps
         if steps >= settings["buffer_size"]:
             raise
         settings["buffer_size"] = steps  # it will not store more
         return spec.learner(base.policy, env, seed=spec.seed, **settings)
+
+
+def settings_of(spec: RunSpec) -> dict[str, Any]:
+    """Arguments of the algorithm, from the preset and from the run itself."""
+    base = preset(spec)
+    steps = spec.steps or base.steps
+    settings = {"exploration_fraction": base.exploration_steps / steps, **base.settings}
+    if spec.algorithm != "munchausen":  # it has a temperature of its own
+        settings["temperature"] = spec.temperature()
+    settings.update(spec.settings)
+    network = base.settings.get("policy_kwargs", {})
+    settings["policy_kwargs"] = {**network, **(spec.settings.get("policy_kwargs") or {})}
+    return settings
 
 
 def status(spec: RunSpec, folder: Path) -> str:
@@ -101,16 +109,20 @@ def status(spec: RunSpec, folder: Path) -> str:
     :raises ValueError: if it is the run of something else
     """
     path = folder / "run.json"
-    if not path.is_file():
-        return "new"
     try:
+        if not path.is_file():
+            return "new"
         record = json.loads(path.read_bytes())
         finished, recorded = record["finished"], dict(record["spec"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is damaged ({error!r}): move {folder} away, and the run is made anew."
         ) from None
     ours = json.loads(json.dumps(spec.describe()))
+    for described in (ours, recorded):
+        described["steps"] = described.get("steps") or preset(spec).steps  # 0 means these
     different = [name for name in ours if ours[name] != recorded.get(name)]
     if different:
         name = different[0]
@@ -143,12 +155,14 @@ def train(
     with only_process(folder), closing(make_env(spec)) as env:
         if status(spec, folder) == "finished":
             raise ValueError(f"The run in {folder} is finished.")
+        (folder / "test.csv").unlink(missing_ok=True)  # of what was learnt so far
         model = make_model(spec, env)
         checkpoints = Checkpoints(folder / "checkpoints")
         steps = spec.steps or preset(spec).steps
         log = RunLog(folder, steps, spec.is_atari, report)
         state = _restore(model, env, log, checkpoints)
         record = {"command": command, "spec": spec.describe(), "finished": False, **provenance()}
+        record.update(_continued(spec, folder, resumed=state is not None))
         write_json(folder / "run.json", record)
         try:
             with stop_signals() as told_to_stop:
@@ -159,6 +173,7 @@ def train(
                     log_interval=None,  # type: ignore[arg-type]
                     reset_num_timesteps=state is None,
                 )
+                _check_weights(model)
         except DivergenceError as error:
             if error.batch is not None:
                 tensors: dict[str, Any] = {}
@@ -177,6 +192,25 @@ def train(
     return model
 
 
+def _continued(spec: RunSpec, folder: Path, resumed: bool) -> dict[str, Any]:
+    """For the record: all settings, and the commits that the run comes from.
+
+    :raises ValueError: if it was begun with other settings, as another version may have had
+    """
+    settings = {name: repr(value) for name, value in settings_of(spec).items()}
+    if not resumed:
+        return {"settings": settings, "earlier_commits": []}
+    before = json.loads((folder / "run.json").read_bytes())
+    for name, value in before.get("settings", settings).items():
+        if value != settings.get(name):
+            raise ValueError(
+                f"The run in {folder} was begun with {name} {value}, and this version has "
+                f"{settings.get(name)}: go on with commit {before['commit']}, or begin anew."
+            )
+    commits = dict.fromkeys([*before.get("earlier_commits", []), before["commit"]])
+    return {"settings": settings, "earlier_commits": list(commits)}
+
+
 def _restore(model: SQL, env: VecEnv, log: "RunLog", checkpoints: Checkpoints) -> Any:
     """Put a run where its last checkpoint was, if there is one."""
     found = checkpoints.load(_rings(model)) if checkpoints.folder.is_dir() else None
@@ -185,19 +219,24 @@ def _restore(model: SQL, env: VecEnv, log: "RunLog", checkpoints: Checkpoints) -
         return None
     state, damages = found
     for damage in damages:
-        warnings.warn(f"{damage} Going on from an earlier checkpoint.", stacklevel=2)
+        warnings.warn(damage, stacklevel=2)
     restore_training(model, state["model"])
     log.open(state["log"])
-    observations: Any = np.stack(replay_episodes(env, state["episodes"]))
-    observations = observations.astype(env.observation_space.dtype)  # as vector environments do
-    if isinstance(model.env, VecTransposeImage):
-        observations = model.env.transpose_observations(observations)
-    if not np.array_equal(observations, state["model"]["attributes"]["_last_obs"]):
+    replayed = replay_episodes(env, state["episodes"])
+    exact = all(observation is not None for observation in replayed)
+    if exact:
+        observations: Any = np.stack(replayed)
+        observations = observations.astype(env.observation_space.dtype)  # as vector environments do
+        if isinstance(model.env, VecTransposeImage):
+            observations = model.env.transpose_observations(observations)
+        exact = np.array_equal(observations, state["model"]["attributes"]["_last_obs"])
+    if not exact:
         warnings.warn(
             "The environment is not determined by its seed and actions: the run goes on with a new "
             "episode, and will not be exactly the one that was interrupted.",
             stacklevel=2,
         )
+        env._reset_seeds()  # else the first seeds of the run would come again
         model._last_obs = model.env.reset()  # type: ignore[union-attr,assignment]
         model._last_episode_starts = np.ones(env.num_envs, bool)
     return state
@@ -207,6 +246,13 @@ def _rings(model: SQL) -> dict[str, Ring]:
     if not isinstance(model.replay_buffer, IndexedReplayBuffer):
         return {}
     return {name: Ring(*ring) for name, ring in model.replay_buffer.rings().items()}
+
+
+def _check_weights(model: SQL) -> None:
+    for parameter in model.policy.parameters():
+        if not parameter.isfinite().all():
+            batch = model._last_update[0] if model._last_update else None
+            raise DivergenceError("A weight", model._n_updates, batch)
 
 
 class Saver(BaseCallback):
@@ -243,10 +289,7 @@ class Saver(BaseCallback):
             )
 
     def _save(self, model: SQL) -> None:
-        for parameter in model.policy.parameters():
-            if not parameter.isfinite().all():
-                batch = model._last_update[0] if model._last_update else None
-                raise DivergenceError("A weight", model._n_updates, batch)
+        _check_weights(model)
         state = {
             "model": training_state(model),
             "episodes": episodes(self.training_env),
@@ -323,7 +366,10 @@ class RunLog(BaseCallback):
             self._seconds_before = state["seconds"]
             self.n_calls = state["calls"]
             self._file = path.open("r+", newline="")
-            self._file.truncate(state["episodes_bytes"])
+            there, then = path.stat().st_size, state["episodes_bytes"]
+            if there < then:
+                warnings.warn(f"{path} has lost {then - there} bytes of scores.", stacklevel=2)
+            self._file.truncate(min(there, then))
             self._file.seek(0, os.SEEK_END)
         self._rows = csv.writer(self._file, lineterminator="\n")
         self._logs = _LogFile(self._folder / "progress.csv", state["log_lines"] if state else 0)
@@ -331,7 +377,9 @@ class RunLog(BaseCallback):
 
     def state(self) -> dict[str, Any]:
         """What :meth:`open` needs to go on from here."""
-        self._file.flush()
+        for file in (self._file, self._logs.file):  # on disk before the checkpoint is
+            file.flush()
+            os.fsync(file.fileno())
         return {
             "recent": list(self._recent),
             "seconds": self.seconds(),
@@ -346,8 +394,10 @@ class RunLog(BaseCallback):
 
     def close(self) -> None:
         """Finish the files."""
-        self._file.close()
-        self._logs.close()
+        try:
+            self._file.close()
+        finally:
+            self._logs.close()
 
     def _on_training_start(self) -> None:
         outputs = [self._logs, TensorBoardOutputFormat(str(self._folder))]
@@ -387,12 +437,16 @@ class _LogFile(CSVOutputFormat):
     """SB3's log as CSV, which can go on after some lines of an old one."""
 
     def __init__(self, path: Path, lines: int) -> None:
+        super().__init__(os.devnull)  # the file itself it would empty
+        self.file.close()
+        path.touch()
+        self.file = path.open("r+")
         # Lines and not bytes: SB3 makes all of them longer when there is something new to log.
-        kept = path.read_text().splitlines(keepends=True)[:lines] if lines else []
-        super().__init__(str(path))  # it empties the file
-        self.file.writelines(kept)
+        kept = [self.file.readline() for _ in range(lines)]
+        self.file.seek(self.file.tell())  # what follows is cut off
+        self.file.truncate()
         self.keys = kept[0].rstrip("\n").split(",") if kept else []
-        self.lines = len(kept)
+        self.lines = len(list(filter(None, kept)))
 
     def write(self, *args: Any, **kwargs: Any) -> None:
         """Write one line, and at first the names."""

@@ -6,6 +6,7 @@ import inspect
 import itertools
 import re
 from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_origin
@@ -17,6 +18,7 @@ from stable_baselines3 import DQN
 from cbsql.deep import SQL, Munchausen, Rainbow
 from cbsql.deep.networks import MinAtarCNN
 from cbsql.deep.optim import Adam, RMSprop
+from cbsql.envs.atari import rom_name
 from cbsql.temperature import Constant, CountBased, Greedy, Temperature
 
 ALGORITHMS = ("dqn", "sql", "cbsql", "rainbow", "rainbow-sql", "rainbow-cbsql", "munchausen")
@@ -27,7 +29,7 @@ class RunSpec:
     """One learner on one environment with one seed."""
 
     game: str
-    """An Atari game ("pong"), or the id of any Gymnasium environment ("CartPole-v1")."""
+    """An Atari game ("pong", in any spelling), or the id of a Gymnasium environment."""
     algorithm: str = "cbsql"
     """"dqn" (the hard maximum), "sql" (constant beta) or "cbsql" (beta = kappa n), the same on top
     of "rainbow", or "munchausen"."""
@@ -51,11 +53,16 @@ class RunSpec:
             )
         if self.steps < 0 or self.seed < 0:
             raise ValueError(f"steps ({self.steps}) and seed ({self.seed}) must not be negative.")
+        if self.is_atari:
+            with suppress(ValueError):  # of a game that is not there; who plays it says so
+                object.__setattr__(self, "game", rom_name(self.game))
         known = _arguments(DQN) | _arguments(SQL) | _arguments(self.learner)
-        if wrong := sorted(set(self.settings) - (known - _FIXED)):
+        known -= _FIXED
+        if wrong := sorted(set(self.settings) - known, key=str):
+            nearest = difflib.get_close_matches(str(wrong[0]), known, n=1, cutoff=0.0)[0]
             raise ValueError(
                 f"settings take the arguments of SB3's DQN and {self.learner.__name__}, not "
-                f"{wrong[0]!r}."
+                f"{wrong[0]!r}; the nearest is {nearest!r}."
             )
         self.temperature()  # checks beta and kappa
 

@@ -102,7 +102,7 @@ function lineChart(container, options) {
     function show() {
       pointer.replaceChildren();
       readout.replaceChildren();
-      if (index === null) return;
+      if (index === null || !series.length) return;
       const at = grid[index];
       pointer.append(element("svg:line", { class: "rule", x1: toX(at), x2: toX(at), y1: margin.top, y2: height - margin.bottom }));
       readout.append(`${options.xName ?? ""} ${format(at)}`);

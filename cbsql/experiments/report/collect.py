@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from cbsql.envs.atari import FRAME_SKIP
 from cbsql.experiments.chain import ChainSpec
-from cbsql.experiments.curves import CURVE_COLUMNS, read_run
+from cbsql.experiments.curves import BINS, CURVE_COLUMNS, read_run
 from cbsql.experiments.runner import Episode
 from cbsql.experiments.spec import RunSpec
 
@@ -40,7 +40,8 @@ class Result:
     """Mean score of the last 100 training games."""
     tests: dict[str, Floats] = field(default_factory=dict)
     """Scores of test episodes in order, by kind: "game" or "life"."""
-    version: str = ""
+    versions: tuple[str, ...] = ()
+    """Of this package, that it may have been made with."""
     protocol: str = "nature"
 
     @property
@@ -73,6 +74,11 @@ class Chain:
     """(episodes, 3) by algorithm: mean return and the ends of its interval."""
     folder: Path
 
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What no two experiments should have in common."""
+        return ("chain", *sorted(self.record["arguments"].items()))
+
 
 @dataclass
 class Collection:
@@ -83,30 +89,37 @@ class Collection:
     unread: list[tuple[Path, str]] = field(default_factory=list)
     """Folders, and why they are not among the rest."""
 
+    def size(self) -> int:
+        """How much there is, read or not."""
+        return len(self.results) + len(self.chains) + len(self.unread)
+
 
 def collect(folders: Iterable[Path]) -> Collection:
     """Read everything below the folders."""
     found = Collection()
     seen: dict[tuple[Any, ...], Path] = {}
     for root in folders:
-        places = list(_places(root))
-        if not places:
-            reason = "holds no runs" if root.is_dir() else "is not a folder"
-            found.unread.append((root, reason))
-        for folder in places:
+        before = found.size()
+        for folder in _places(root):
             try:
                 results, chains = _read(folder)
             except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
                 found.unread.append((folder, _reason(error)))
                 continue
-            found.chains += chains
-            for result in results:
-                if result.key in seen:
-                    reason = f"holds the run that was read from {seen[result.key]} already"
+            both: list[Result | Chain] = [*results, *chains]
+            for one in both:
+                if one.key in seen:
+                    reason = f"holds what was read from {seen[one.key]} already"
                     found.unread.append((folder, reason))
+                    continue
+                seen[one.key] = folder
+                if isinstance(one, Chain):
+                    found.chains.append(one)
                 else:
-                    seen[result.key] = folder
-                    found.results.append(result)
+                    found.results.append(one)
+        if found.size() == before:
+            reason = "holds no runs" if root.is_dir() else "is not a folder"
+            found.unread.append((root, reason))
     return found
 
 
@@ -148,9 +161,13 @@ def _read_run(folder: Path) -> Result:
         curve=run.curve(),
         training=float(run.games[-100:, 1].mean()) if len(run.games) else np.nan,
         tests=_by_kind(run.tests),
-        version=record.get("versions", {}).get("cbsql", ""),
+        versions=_versions([record]),
         protocol=spec.get("protocol", "nature"),
     )
+
+
+def _versions(records: Iterable[dict[str, Any]]) -> tuple[str, ...]:
+    return tuple(sorted({r["versions"]["cbsql"] for r in records if "versions" in r}))
 
 
 def _by_kind(tests: Iterable[Episode]) -> dict[str, Floats]:
@@ -173,6 +190,9 @@ def _read_tables(folder: Path) -> list[Result]:
             for row in csv.DictReader(file):
                 episode = Episode(row["kind"], float(row["score"]), int(row["length_steps"]))
                 tests[row["game"], row["algorithm"], row["seed"]].append(episode)
+    for key, rows in curves.items():
+        if len(rows) != BINS:
+            raise ValueError(f"curves.csv has {len(rows)} rows of {' '.join(key)}, not {BINS}")
     machines = json.loads((folder / "machines.json").read_text())
     with (folder / "runs.csv").open() as file:
         return [
@@ -188,7 +208,7 @@ def _read_tables(folder: Path) -> list[Result]:
                 curve=np.array(curves[row["game"], row["algorithm"], row["seed"]]).reshape(-1, 5),
                 training=float(row["last_100_games"]),
                 tests=_by_kind(tests[row["game"], row["algorithm"], row["seed"]]),
-                version=machines[0]["versions"]["cbsql"],
+                versions=_versions(machines),
                 protocol=row.get("protocol") or "nature",
             )
             for row in csv.DictReader(file)

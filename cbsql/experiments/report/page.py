@@ -53,7 +53,7 @@ def number(value: float, signed: bool = False) -> str:
     """Three digits, with a true minus sign."""
     if not math.isfinite(value):
         return "\N{EN DASH}" if math.isnan(value) else "∞"
-    digits = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:#.3g}".rstrip(".")
+    digits = f"{value:,.0f}" if abs(value) >= 999.5 else f"{value:#.3g}".rstrip(".")
     text = "0" if value == 0 else digits.replace("-", "\N{MINUS SIGN}")
     return "+" + text if signed and value > 0 else text
 
@@ -102,13 +102,14 @@ def _counts(found: Collection) -> dict[str, Any]:
     results = found.results
     made = [*results, *found.chains]
     commits = {one.commit for one in results} | {one.record["commit"] for one in found.chains}
+    versions = {version for one in results for version in one.versions}
     return {
         "runs": len(results),
         "algorithms": len({one.algorithm for one in results}),
         "games": len({one.game for one in results}),
         "hours": sum(one.seconds for one in results) / 3600,
         "commits": len(commits) if made else 0,
-        "versions": sorted({one.version for one in results if one.version}),
+        "versions": sorted(versions),
     }
 
 
@@ -201,21 +202,36 @@ def _compare(
     scores: dict[tuple[str, str], dict[int, float]],
     human: bool,
 ) -> dict[str, Any]:
-    """Statistics over games, of the games and seeds that every algorithm has."""
-    shared = [g for g in games if all(scores[g, a] for a in algorithms)]
-    tables = {}
-    for a in algorithms:
-        seeds = sorted(set.intersection(*(set(scores[g, a]) for g in shared)) if shared else ())
-        tables[a] = np.array([[scores[g, a][s] for g in shared] for s in seeds])
-    none: dict[str, Any] = {"aggregates": [], "improvements": [], "profile": None, "scale": ""}
-    if len(algorithms) < 2 or any(len(table) < LEAST_RUNS for table in tables.values()):
+    """Statistics over games: counting beside what it is to improve, and averages.
+
+    Two algorithms are compared on the games for which both have runs enough. Averages are of those
+    that have them for the most games. Runs with settings of their own ("=") stand apart.
+    """
+    enough = {a: [g for g in games if len(scores[g, a]) >= LEAST_RUNS] for a in algorithms}
+    plain = [a for a in algorithms if "=" not in a]
+
+    def table(algorithm: str, of_games: list[str]) -> Floats:
+        seeds = sorted(set.intersection(*(set(scores[g, algorithm]) for g in of_games)))
+        return np.array([[scores[g, algorithm][s] for g in of_games] for s in seeds])
+
+    improvements = []
+    for ours in (a for a in plain if _counts_updates(a)):
+        for other in plain:
+            both = [g for g in enough[ours] if g in enough[other]]
+            if not _counts_updates(other) and _is_rainbow(ours) == _is_rainbow(other) and both:
+                x, y = table(ours, both), table(other, both)
+                if min(len(x), len(y)) >= LEAST_RUNS:
+                    improvements.append({**_improvement(ours, other, x, y), "games": len(both)})
+    most = max((len(enough[a]) for a in plain), default=0)
+    averaged = [a for a in plain if len(enough[a]) == most]
+    shared = [g for g in games if all(g in enough[a] for a in averaged)]
+    none: dict[str, Any] = {"aggregates": [], "profile": None, "scale": "", "games": len(shared)}
+    none["improvements"] = improvements
+    if len(shared) < 2 or len(averaged) < 2:
+        return none  # over one game there is nothing to average
+    tables = {a: table(a, shared) for a in averaged}
+    if any(len(rows) < LEAST_RUNS for rows in tables.values()):
         return none
-    ours = next((a for a in reversed(algorithms) if a.split()[0].endswith("cbsql")), None)
-    improvements = [
-        _improvement(ours, a, tables[ours], tables[a]) for a in algorithms if ours and a != ours
-    ]
-    if len(shared) < 2:
-        return {**none, "improvements": improvements}  # over one game there is nothing to average
     everything = np.concatenate(list(tables.values()))  # (runs of all algorithms, games)
     low, high = everything.min(0), everything.max(0)
     if human:
@@ -227,10 +243,10 @@ def _compare(
         told = high > low  # games in which all scored the same tell nothing
         scaled = {a: (t - low)[:, told] / (high - low)[told] for a, t in tables.items()}
     else:
-        return {**none, "improvements": improvements}
+        return none
     thresholds = np.linspace(0, 1, 41)
     return {
-        "improvements": improvements,
+        **none,
         "scale": "human" if human else "range",
         "aggregates": [
             {
@@ -254,6 +270,14 @@ def _compare(
             ],
         },
     }
+
+
+def _counts_updates(algorithm: str) -> bool:
+    return algorithm.split()[0].endswith("cbsql")
+
+
+def _is_rainbow(algorithm: str) -> bool:
+    return algorithm.startswith("rainbow")
 
 
 def _improvement(ours: str, other: str, x: Floats, y: Floats) -> dict[str, Any]:

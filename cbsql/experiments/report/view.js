@@ -126,7 +126,8 @@ for (const [id, choose] of [["least", Math.min], ["most", Math.max]]) {
   find(id).addEventListener("click", () => { play(false); show(steps.beta.indexOf(choose(...steps.beta))); });
 }
 document.addEventListener("keydown", (event) => {
-  if (event.target.closest("button, input, select, svg")) return;
+  // A button has a use for the space bar, other controls for arrows too.
+  if (event.target.closest(event.key === " " ? "button, input, select, svg" : "input, select, svg")) return;
   const actions = { " ": () => play(timer === null), ArrowLeft: () => find("back").click(), ArrowRight: () => find("forward").click() };
   if (!(event.key in actions)) return;
   event.preventDefault();
