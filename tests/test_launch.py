@@ -1,6 +1,8 @@
 """Sweeps: what is run, in which processes, and what remains when some of them die."""
 
 import csv
+import io
+import json
 import os
 import pickle
 import re
@@ -15,11 +17,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from cbsql import files
-from cbsql.experiments.board import Progress, Speeds, progress, wall_seconds
+from cbsql.experiments import launch
+from cbsql.experiments.board import Board, Progress, Speeds, listing, progress, wall_seconds
 from cbsql.experiments.launch import Job, LocalLauncher, RayLauncher, plan, run, run_process, sweep
-from cbsql.experiments.spec import RunSpec, read_specs
+from cbsql.experiments.spec import RunSpec, preset, read_specs
 
 CBSQL = Path(sys.executable).parent / "cbsql"
 SMALL = {"learning_starts": 100, "buffer_size": 1000, "gradient_steps": 32}
@@ -126,7 +130,8 @@ def test_other_runs_have_other_names():
         ("runs: [{game: pong, seed: [0, one]}]", "seed takes an integer, not 'one'"),
         ("runs: [{game: pong, seed: true}]", "seed takes an integer, not True"),
         ("runs: [{game: pong, algorithm: ppo}]", "run 1: algorithm must be one of dqn, sql"),
-        ("runs: [{game: pong, settings: {lr: 1}}]", "not 'lr'"),
+        ("runs: [{game: pong, settings: {gama: 1}}]", "not 'gama'; the nearest is 'gamma'"),
+        ("runs: [{game: pong, settings: {1: 2, gama: 3}}]", "not 1; the nearest is"),
         ("runs: []", "runs takes a list of runs, not []"),
         ("runs: [{game: pong}]\ntest_games: 0", "test_games takes a positive integer, not 0"),
         ("[pong]", "must have the keys runs, test_games; it is ['pong']"),
@@ -409,3 +414,62 @@ def test_wall_time():
     assert wall_seconds([1, 1, 1, 3], 2) == 4
     assert wall_seconds([], 2) == 0
     assert wall_seconds([5, 6], 100) == 6
+
+
+def three_runs(folder):
+    """The plan of a run that has begun, one that has not, and one that cannot be made."""
+    specs = [RunSpec("pong", "cbsql", seed=0), RunSpec("pong", "cbsql", seed=1), RunSpec("pung")]
+    found = plan(specs, folder, 3)
+    begun = found.jobs[0]
+    begun.folder.mkdir()
+    (begun.folder / "run.json").write_text(
+        json.dumps({"spec": begun.spec.describe(), "finished": False})
+    )
+    rows = "time/total_timesteps,rollout/ep_rew_mean,time/fps\n250000,-3.25,50\n"
+    (begun.folder / "progress.csv").write_text(rows)
+    return found
+
+
+def test_a_dry_run_lists_what_there_is_to_do(tmp_path):
+    lines = listing(three_runs(tmp_path), 2, Speeds(tmp_path)).splitlines()
+    seconds = preset(RunSpec("pong", "cbsql")).step_seconds
+    for line, state, steps in zip(lines, ("unfinished", "new"), (500_000, 750_000), strict=False):
+        hours, _, found, name = line.split()
+        assert float(hours) == pytest.approx(steps * seconds / 3600, abs=0.01)
+        assert (found, name[:-1]) == (state, "pong-cbsql-")
+    assert "refused" in lines[2]
+    assert "pong" in lines[2]  # the nearest name
+    assert lines[3].startswith("2 runs to make, 0 done: ")
+    assert f"about {750_000 * seconds / 3600:.2f} with 2 at a time" in lines[3]
+
+
+def test_the_live_table_shows_progress_score_speed_and_time_left(tmp_path):
+    found = three_runs(tmp_path)
+    terminal = Console(file=io.StringIO(), force_terminal=True, width=120)
+    with Board(found, 2, Speeds(tmp_path), terminal) as board:
+        found.jobs[0].log.write_text("process 1")
+        board.refresh()
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", terminal.file.getvalue())
+    row = next(line for line in shown.splitlines() if line.strip().startswith("pong-cbsql-0"))
+    # 500,000 steps at 50 a second.
+    assert " ".join(row.split()) == "pong-cbsql-0 33% of 750,000 -3.25 50 2 h 46 min"
+    assert "0 of 3 runs done, 1 failed." in shown
+    assert "failed   pung" in shown
+
+
+def test_a_run_has_one_thread_whatever_the_sweep_has(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    (job,) = jobs_in(tmp_path, RunSpec("CartPole-v1", "sql", 100))
+    code = "import torch; print(torch.get_num_threads())"
+    assert run_process(job, program=(sys.executable, "-c", code)) == 0
+    assert job.log.read_text().split() == ["1"]
+
+
+def test_as_many_processes_as_cores_and_memory_allow(tmp_path, monkeypatch):
+    jobs = three_runs(tmp_path).jobs
+    monkeypatch.setattr(launch.os, "sched_getaffinity", lambda _: range(8), raising=False)
+    needed = jobs[0].memory_bytes()
+    assert needed == 1_000_000_000 + 750_000 * 84 * 84
+    for available, workers in ((None, 8), (100 * needed, 8), (3 * needed, 3), (1, 1)):
+        monkeypatch.setattr(launch, "available_bytes", lambda a=available: a)
+        assert launch.default_workers(jobs) == workers

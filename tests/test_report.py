@@ -254,7 +254,9 @@ def test_the_page_is_drawn_offline_without_complaints(example, browser, look):
 def test_the_verdict_is_that_of_the_scores(example, browser):
     page = browser(example)
     text = page.evaluate("document.querySelector('.findings').innerText.replace(/\\s+/g, ' ')")
-    assert "CBSQL scores higher than DQN (2 games: a run scores higher with probability 1.00" in text
+    assert (
+        "CBSQL scores higher than DQN (2 games: a run scores higher with probability 1.00" in text
+    )
 
 
 READOUT = "document.querySelector('{} .readout').innerText"
@@ -300,6 +302,13 @@ def test_controls_of_chain_and_list(example, browser):
     assert page.evaluate(lines) == 8
     page.click("#chain-legend button")
     assert page.evaluate(lines) == 7
+    on = "[...document.querySelectorAll('#chain-legend button[aria-pressed=true]')]"
+    page.evaluate(f"{on}.forEach((button) => button.click())")
+    assert page.evaluate(lines) == 0
+    page.move("#chain-chart svg")
+    page.evaluate("document.querySelector('#chain-chart svg').focus()")
+    page.press("End")
+    assert page.complaints == []
     shown = "[...document.querySelectorAll('#all tbody tr')].filter((row) => !row.hidden).length"
     assert page.evaluate(shown) == 20
     page.evaluate(
