@@ -27,11 +27,12 @@ from stable_baselines3.common.envs import BitFlippingEnv
 from stable_baselines3.common.torch_layers import FlattenExtractor
 from stable_baselines3.common.type_aliases import TrainFreq, TrainFrequencyUnit
 from stable_baselines3.common.utils import FloatSchedule, LinearSchedule
+from stable_baselines3.dqn import policies as dqn_policies
 from stable_baselines3.her import GoalSelectionStrategy, HerReplayBuffer
 
 from cbsql import CBSQL, SQL, Munchausen, Rainbow, files
 from cbsql.counts import CTS, CoinFlipNetwork, ExactCounter, SimHash
-from cbsql.deep.policies import RainbowNetwork, RainbowPolicy
+from cbsql.deep.policies import RainbowNetwork, RainbowPolicy, SafePolicy
 from cbsql.deep.stored import load_replay
 from cbsql.files import FileError
 from cbsql.replay import (
@@ -273,17 +274,39 @@ def test_a_counter_has_a_file_of_its_own(counter, states, tmp_path):
         files.load_state(tmp_path / "counter", CountBased(ExactCounter()))
 
 
-@pytest.mark.parametrize("what", [RainbowPolicy, RainbowNetwork])
-def test_a_policy_and_its_network_have_files(what, tmp_path):
-    policy = Rainbow("MlpPolicy", "CartPole-v1", policy_kwargs=SMALL, **QUICK).learn(40).policy
-    saved = policy if what is RainbowPolicy else policy.q_net
-    saved.save(tmp_path / "policy")
-    loaded = what.load(tmp_path / "policy")
-    assert type(loaded) is what
-    assert equal(loaded.state_dict(), saved.state_dict())
-    other = RainbowPolicy if what is RainbowNetwork else RainbowNetwork
-    with pytest.raises(FileError, match="the tensor"):
-        other.load(tmp_path / "policy")
+@pytest.mark.parametrize("algorithm", [Rainbow, SQL, CBSQL])
+def test_a_policy_and_its_network_have_files(algorithm, tmp_path):
+    policy = algorithm("MlpPolicy", "CartPole-v1", policy_kwargs=SMALL, **QUICK).learn(40).policy
+    for saved, other in ((policy, policy.q_net), (policy.q_net, policy)):
+        saved.save(tmp_path / "policy")
+        loaded = type(saved).load(tmp_path / "policy")
+        assert type(loaded) is type(saved)
+        assert equal(loaded.state_dict(), saved.state_dict())
+        with pytest.raises(FileError, match="the tensor"):
+            type(other).load(tmp_path / "policy")
+
+
+@pytest.mark.parametrize(
+    ("name", "env"), [("CnnPolicy", Frames), ("MultiInputPolicy", BitFlippingEnv)]
+)
+def test_policies_of_images_and_dicts_have_files(name, env, tmp_path):
+    kwargs = {"features_extractor_kwargs": {"features_dim": 2}} if env is Frames else {}
+    env = env() if env is Frames else env(4, continuous=False)
+    policy = SQL(name, env, policy_kwargs=kwargs, **QUICK).policy
+    assert isinstance(policy, getattr(dqn_policies, name))
+    policy.save(tmp_path / "policy")
+    assert equal(type(policy).load(tmp_path / "policy").state_dict(), policy.state_dict())
+
+
+def test_a_small_file_cannot_ask_for_a_large_hindsight_buffer(tmp_path):
+    env = BitFlippingEnv(4, continuous=False)
+    SQL("MultiInputPolicy", env, replay_buffer_class=HerReplayBuffer, **QUICK).save(tmp_path / "a")
+    document, tensors = parts(tmp_path / "a.zip")
+    document["content"]["buffer_size"] = 3_000_000
+    forge(tmp_path / "b.zip", document, tensors)
+    with pytest.raises(FileError, match=r"3000000 steps of 1 environments; .* at most 1000000"):
+        SQL.load(tmp_path / "b.zip", env=env)
+    assert SQL.load(tmp_path / "a.zip", env=env).replay_buffer is not None
 
 
 VALUES_KEPT = [
@@ -465,6 +488,7 @@ WAYS = {
     "replay": lambda path: tiny(CBSQL).load_replay_buffer(path),
     "policy": RainbowPolicy.load,
     "network": RainbowNetwork.load,
+    "plain": SafePolicy.load,
     "state": lambda path: files.load_state(path, ExactCounter()),
 }
 
@@ -502,6 +526,7 @@ def valid(tmp_path_factory):
     policy = tiny(Rainbow).policy
     policy.save(folder / "policy.zip")
     policy.q_net.save(folder / "network.zip")
+    model.policy.save(folder / "plain.zip")
     counter = ExactCounter()
     counter.update(np.arange(6)[:, None])
     files.save_state(folder / "state", counter)

@@ -32,13 +32,11 @@ s = counter.state_dict()
 """,
     "files.md": """
 import gymnasium
-from cbsql import Rainbow, files
-from cbsql.deep.policies import RainbowPolicy
+from cbsql import CBSQL, files
 env = gymnasium.make("CartPole-v1")
-model = Rainbow("MlpPolicy", env, buffer_size=100, learning_starts=10)
+model = CBSQL("MlpPolicy", env, buffer_size=100, learning_starts=10)
 model.learn(20)
 counter = model.temperature
-CBSQL = Rainbow  # the last lines are about its policies
 """,
     "replay.md": """
 import numpy as np

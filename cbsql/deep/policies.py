@@ -1,4 +1,4 @@
-"""The networks of Rainbow, as Stable-Baselines3 policies."""
+"""Stable-Baselines3 policies: DQN's own with files that are safe, and the networks of Rainbow."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +16,7 @@ from stable_baselines3.common.torch_layers import (
 )
 from stable_baselines3.common.type_aliases import PyTorchObs
 from stable_baselines3.common.utils import ConstantSchedule, get_device
+from stable_baselines3.dqn import policies as dqn_policies
 from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import nn
 
@@ -86,7 +87,43 @@ class SafeFiles(BaseModel):
         return model.to(get_device(device))
 
 
-class RainbowNetwork(SafeFiles, QNetwork):
+class SafeNetwork(SafeFiles, QNetwork):
+    """SB3's network of DQN, which knows the policy that made it."""
+
+    maker: tuple[type[DQNPolicy], dict[str, Any]] | None = None
+
+    def _made_by(self) -> tuple[type[DQNPolicy], dict[str, Any]]:
+        if self.maker is None:
+            raise files.FileError("A network is saved by the policy that made it; this has none.")
+        return self.maker
+
+
+class SafePolicy(SafeFiles, DQNPolicy):
+    """SB3's policy of DQN."""
+
+    def make_q_net(self) -> QNetwork:
+        """One network, with a features extractor of its own."""
+        network = self._make_network(self._update_features_extractor(self.net_args))
+        network.maker = self._made_by()
+        return network.to(self.device)
+
+    def _make_network(self, arguments: dict[str, Any]) -> SafeNetwork:
+        return SafeNetwork(**arguments)
+
+    def _made_by(self) -> tuple[type[DQNPolicy], dict[str, Any]]:
+        arguments = self._get_constructor_parameters()
+        return type(self), {**arguments, "lr_schedule": ConstantSchedule(0.0)}
+
+
+class SafeCnnPolicy(SafePolicy, dqn_policies.CnnPolicy):
+    """SB3's policy of DQN for images."""
+
+
+class SafeMultiInputPolicy(SafePolicy, dqn_policies.MultiInputPolicy):
+    """SB3's policy of DQN for dicts of observations."""
+
+
+class RainbowNetwork(SafeNetwork):
     """Q-values from dueling, noisy streams of categorical return distributions.
 
     The last layer of ``net_arch`` is the hidden layer of each stream; those before it are shared.
@@ -138,7 +175,6 @@ class RainbowNetwork(SafeFiles, QNetwork):
         self.register_buffer(
             "atoms", th.linspace(parts.v_min, parts.v_max, parts.n_atoms), persistent=False
         )
-        self.maker: tuple[type[DQNPolicy], dict[str, Any]] | None = None
         self.generator = th.Generator().manual_seed(int(th.randint(2**63 - 1, ())))
         self.noisy_layers = [layer for layer in self.modules() if isinstance(layer, NoisyLinear)]
         self.reset_noise()
@@ -195,13 +231,8 @@ class RainbowNetwork(SafeFiles, QNetwork):
         with self.temporary_noise(0 if deterministic else len(features)):
             return self._expected(features).argmax(1)
 
-    def _made_by(self) -> tuple[type[DQNPolicy], dict[str, Any]]:
-        if self.maker is None:
-            raise files.FileError("A network is saved by the policy that made it; this has none.")
-        return self.maker
 
-
-class RainbowPolicy(SafeFiles, DQNPolicy):
+class RainbowPolicy(SafePolicy):
     """SB3's policy of DQN with Rainbow's networks.
 
     It takes all arguments of SB3's, and by name those of :class:`Parts`. ``predict`` explores by
@@ -217,12 +248,8 @@ class RainbowPolicy(SafeFiles, DQNPolicy):
         self.parts = Parts(**{name: kwargs.pop(name) for name in given})
         super().__init__(*args, **kwargs)
 
-    def make_q_net(self) -> RainbowNetwork:
-        """One network, with a features extractor and noise of its own."""
-        arguments = self._update_features_extractor(self.net_args)
-        network = RainbowNetwork(**arguments, parts=self.parts).to(self.device)
-        network.maker = self._made_by()
-        return network
+    def _make_network(self, arguments: dict[str, Any]) -> SafeNetwork:
+        return RainbowNetwork(**arguments, parts=self.parts)
 
     def reset_noise(self) -> None:
         """Fresh noise in both networks, independent of each other."""
@@ -231,10 +258,6 @@ class RainbowPolicy(SafeFiles, DQNPolicy):
 
     def _get_constructor_parameters(self) -> dict[str, Any]:
         return {**super()._get_constructor_parameters(), **asdict(self.parts)}
-
-    def _made_by(self) -> tuple[type[DQNPolicy], dict[str, Any]]:
-        arguments = self._get_constructor_parameters()
-        return type(self), {**arguments, "lr_schedule": ConstantSchedule(0.0)}
 
 
 MlpPolicy = RainbowPolicy

@@ -3,17 +3,19 @@
 import pathlib
 import warnings
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import DQN
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
 from stable_baselines3.common.utils import FloatSchedule, check_for_correct_spaces, get_system_info
 from stable_baselines3.her.her_replay_buffer import HerReplayBuffer
 
 from cbsql import files
+from cbsql.deep.policies import SafeCnnPolicy, SafeMultiInputPolicy, SafePolicy
 from cbsql.deep.stored import (
     MOST_HER_STEPS,
     REPLAY_SUFFIX,
@@ -37,6 +39,11 @@ class SafeDQN(DQN):
     files of people you trust only.
     """
 
+    policy_aliases: ClassVar[dict[str, type[BasePolicy]]] = {
+        "MlpPolicy": SafePolicy,
+        "CnnPolicy": SafeCnnPolicy,
+        "MultiInputPolicy": SafeMultiInputPolicy,
+    }
     temperature: Temperature
     temperature_config: dict[str, Any]
     """What :attr:`temperature` is made from again by ``load``."""
