@@ -507,12 +507,15 @@ def test_sigkill_at_random_moments(game, algorithm, frames, kills, seconds, tmp_
     command = [CBSQL, "train", game, *arguments, "--out"]
     subprocess.run([*command, tmp_path / "whole"], check=True, capture_output=True)
     rng = random.Random(f"{game} {algorithm}")
-    for _ in range(kills):
+    for kill in range(kills):
         before = checkpoint_names(tmp_path / "broken")
         process = subprocess.Popen([*command, tmp_path / "broken"], stdout=subprocess.DEVNULL)
-        while checkpoint_names(tmp_path / "broken") <= before and process.poll() is None:
-            time.sleep(0.01)
-        time.sleep(rng.uniform(0, 2 * seconds))  # two checkpoints from now, anywhere in between
+        if kill % 4 == 3:
+            time.sleep(rng.uniform(0, 5))  # while it begins, comes back, or a little later
+        else:
+            while checkpoint_names(tmp_path / "broken") <= before and process.poll() is None:
+                time.sleep(0.01)
+            time.sleep(rng.uniform(0, 2 * seconds))  # two checkpoints from now, or in between
         process.kill()
         assert process.wait() == -signal.SIGKILL, "the run ended before it was killed"
     subprocess.run([*command, tmp_path / "broken"], check=True, capture_output=True)
