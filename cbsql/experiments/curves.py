@@ -34,7 +34,10 @@ COLOURS = {
     **{"rainbow": "#555555", "rainbow-sql 100": "#4292c6", "rainbow-sql 1000": "#084594"},
     **{"rainbow-cbsql": "#d7301f", "munchausen": "#41ab5d"},
 }
-OTHER_COLOURS = ("#807dba", "#fd8d3c", "#238b45", "#8c6d31", "#ce6dbd", "#17a2b8")
+OTHER_COLOURS = (
+    *("#807dba", "#fd8d3c", "#238b45", "#8c6d31"),
+    *("#ce6dbd", "#17a2b8", "#e7ba52", "#7f3b08"),
+)
 
 
 @dataclass(frozen=True)
