@@ -365,12 +365,12 @@ def test_where_seeds_do_not_reach_it_says_so_and_goes_on(game, tmp_path, monkeyp
         ReplayableEpisodes, "_start", lambda env, *args: seeds.append(args[0]) or start(env, *args)
     )
 
-    def kill(step, _):
-        if step >= 30:
-            raise Killed
+    def stop(step, _):
+        if step == 30:
+            signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(Killed):
-        train(spec, tmp_path, report=kill, checkpoint_seconds=0.0)
+    with pytest.raises(StoppedError):  # with a checkpoint of its last moment
+        train(spec, tmp_path, report=stop)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         assert train(spec, tmp_path).num_timesteps >= 60
