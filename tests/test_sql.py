@@ -20,6 +20,7 @@ from test_frame_replay import Drift
 
 from cbsql import CBSQL, SQL
 from cbsql.counts import CTS, ExactCounter, PixelCounter, SimHash
+from cbsql.deep.sql import DivergenceError
 from cbsql.operators import mellowmax
 from cbsql.replay import FrameReplayBuffer, IndexedReplayBuffer
 from cbsql.temperature import Constant, CountBased, Greedy, Linear, Temperature
@@ -428,3 +429,12 @@ def test_learns_cartpole(make):
     ).learn(50_000)
     scores = [info["r"] for info in model.ep_info_buffer]
     assert np.mean(scores) > 150
+
+
+def test_a_gradient_that_is_no_number_is_named_with_its_update(monkeypatch):
+    model = SQL("MlpPolicy", "CartPole-v1", **QUICK).learn(60)
+    loss, weight = model._loss, next(model.q_net.parameters())
+    # Zero, but with a gradient of zero times infinity.
+    monkeypatch.setattr(model, "_loss", lambda *args: loss(*args) + (0 * weight).sum().sqrt())
+    with pytest.raises(DivergenceError, match=f"gradient of update {model._n_updates + 1} is"):
+        model.train(3, 8)
