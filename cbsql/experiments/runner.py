@@ -155,14 +155,15 @@ def train(
     with only_process(folder), closing(make_env(spec)) as env:
         if status(spec, folder) == "finished":
             raise ValueError(f"The run in {folder} is finished.")
+        checkpoints = Checkpoints(folder / "checkpoints")
+        resumed = any(checkpoints.folder.glob("*.json"))
+        record = {"command": command, "spec": spec.describe(), "finished": False, **provenance()}
+        record.update(_continued(spec, folder, resumed))
         (folder / "test.csv").unlink(missing_ok=True)  # of what was learnt so far
         model = make_model(spec, env)
-        checkpoints = Checkpoints(folder / "checkpoints")
         steps = spec.steps or preset(spec).steps
         log = RunLog(folder, steps, spec.is_atari, report)
         state = _restore(model, env, log, checkpoints)
-        record = {"command": command, "spec": spec.describe(), "finished": False, **provenance()}
-        record.update(_continued(spec, folder, resumed=state is not None))
         write_json(folder / "run.json", record)
         try:
             with stop_signals() as told_to_stop:
