@@ -158,10 +158,11 @@ def test_side_runs_do_not_hide_the_comparison(tmp_path):
     assert "CBSQL scores higher than DQN (2 games:" in expected
     assert "Rainbow-CBSQL scores lower than Rainbow (2 games:" in expected
     write_run(tmp_path / "munchausen", "pong", "munchausen", 0, 1000)
-    ablation = write_run(tmp_path / "ablation", "pong", "rainbow", 0, 1000)
-    record = json.loads((ablation / "run.json").read_text())
-    record["spec"]["settings"] = {"double": "False"}
-    (ablation / "run.json").write_text(json.dumps(record))
+    for seed in range(3):
+        ablation = write_run(tmp_path / f"ablation-{seed}", "pong", "rainbow", seed, 1000)
+        record = json.loads((ablation / "run.json").read_text())
+        record["spec"]["settings"] = {"double": "False"}
+        (ablation / "run.json").write_text(json.dumps(record))
     assert findings(tmp_path) == expected
     page = make_page(collect([tmp_path]), tmp_path)
     assert page.count("Interquartile mean over games") == 1
