@@ -17,6 +17,7 @@ from cbsql.experiments.chain import ChainSpec, run_chain
 from cbsql.experiments.provenance import provenance
 
 STATES, STEPS, EPISODES = 5, 5, 300
+REPEATS = 21
 FIXED_BETAS: list[float | None] = [math.inf, 10.0, 100.0, 1000.0, None]  # None: count-based
 
 
@@ -105,7 +106,7 @@ def main() -> None:
         ),
     }
     times: dict[str, list[float]] = {name: [] for name in rows}
-    for _ in range(5):
+    for _ in range(REPEATS):
         for name, (work, runs) in rows.items():
             times[name].append(seconds_per_step(work, runs))
     medians = {name: statistics.median(values) for name, values in times.items()}

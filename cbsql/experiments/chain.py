@@ -142,7 +142,7 @@ def optimal_return(retreat: Retreat) -> float:
 
 
 def _draw(spec: ChainSpec, batch: int, runs: int, epsilon: float | None = None) -> Chance:
-    rng = np.random.default_rng([spec.seed, batch])
+    rng = np.random.Generator(np.random.SFC64([spec.seed, batch]))  # NumPy's fastest
     return Chance.draw(rng, runs, spec.episodes, spec.epsilon if epsilon is None else epsilon)
 
 

@@ -1,5 +1,6 @@
 """The chain-walk experiment: a batch of independent learners, compiled."""
 
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -59,17 +60,22 @@ class Chance:
     """Added to the rewards (runs, episodes, steps)."""
     explore: NDArray[np.bool_]
     """Whether the action is random (runs, episodes, steps)."""
-    coin: NDArray[np.int8]
+    coin: NDArray[np.uint8]
     """The action taken when exploring or when both values are equal (runs, episodes, steps)."""
 
     @classmethod
     def draw(cls, rng: np.random.Generator, runs: int, episodes: int, epsilon: float) -> "Chance":
         """Draw for ``runs`` runs of epsilon-greedy learners."""
         shape = (EPISODE_STEPS, episodes, runs)  # runs are neighbours in memory, as in the kernel
+        size = math.prod(shape)
+        # How many, then which: the same as asking at each step, without a draw for each.
+        explore = np.zeros(size, np.bool_)
+        explore[rng.choice(size, rng.binomial(size, epsilon), replace=False, shuffle=False)] = True
+        octets = np.frombuffer(rng.bytes(math.ceil(size / 8)), np.uint8)
         return cls(
             noise=rng.standard_normal(shape).T,
-            explore=(rng.random(shape, dtype=np.float32) < epsilon).T,
-            coin=rng.integers(0, ACTIONS, shape, dtype=np.int8).T,
+            explore=explore.reshape(shape).T,
+            coin=np.unpackbits(octets, count=size).reshape(shape).T,
         )
 
 
@@ -130,6 +136,7 @@ def _simulate(  # type: ignore[no-untyped-def]
     state = np.zeros(lanes, np.uint32)
     next_state, action = np.zeros_like(state), np.zeros_like(state)
     gap, reward, beta = np.empty(lanes), np.empty(lanes), np.full(lanes, parameter)
+    work = np.empty((4, lanes))
     evidence = np.zeros((lanes, STATES, ACTIONS, 3))  # number, mean, sum of squares of the targets
     updates = 0
     for episode in range(episodes):
@@ -139,8 +146,9 @@ def _simulate(  # type: ignore[no-untyped-def]
             for lane in range(lanes):
                 gap[lane] = q[state[lane], 1, lane] - q[state[lane], 0, lane]
             for lane in range(lanes):
+                # Without a branch: which of two values is larger, no processor can guess.
                 by_lot = explore[lane, episode, step] | (gap[lane] == 0)
-                action[lane] = coin[lane, episode, step] if by_lot else gap[lane] > 0
+                action[lane] = (by_lot & coin[lane, episode, step]) | (~by_lot & (gap[lane] > 0))
             for lane in range(lanes):
                 next_state[lane], expected = chain_step(state[lane], action[lane], retreat)
                 returns[lane, episode] += expected
@@ -162,6 +170,7 @@ def _simulate(  # type: ignore[no-untyped-def]
                 0.0 if terminal and step == steps - 1 else gamma,
                 beta,
                 learning_rate,
+                work,
                 schedule == _TRUST_REGION,
             )
             if schedule == _GAP:
@@ -169,7 +178,7 @@ def _simulate(  # type: ignore[no-untyped-def]
                     _learn_target(evidence[lane], state[lane], action[lane], target[lane])
             for lane in range(lanes):
                 n[state[lane], lane] += 1
-                state[lane] = next_state[lane]
+            state, next_state = next_state, state
             updates += 1
 
 

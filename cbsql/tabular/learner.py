@@ -79,6 +79,7 @@ class TabularSQL:
                 0.0 if terminated else self.gamma,
                 np.array([beta if isinstance(beta, float) else beta[0]], np.float64),
                 self.learning_rate,
+                np.empty((4, 1)),
             )
             self.temperature.update(np.array([state]))
             self.num_timesteps += 1

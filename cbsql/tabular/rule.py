@@ -19,15 +19,21 @@ _EPS = float(np.finfo(np.float64).eps)
 
 @jit()
 def mellowmax(
-    q: NDArray[np.float64], state: NDArray[np.integer], beta: NDArray[np.float64]
+    q: NDArray[np.float64],
+    state: NDArray[np.integer],
+    beta: NDArray[np.float64],
+    work: NDArray[np.float64],
 ) -> NDArray[np.float64]:
     """:func:`cbsql.operators.mellowmax` of Q(state, .) in each lane (lanes,), compiled.
 
     It meets the actions one by one. ``total`` is the sum of expm1(beta (q - top)) over those met;
     when another one becomes the top it is corrected, which saves computing the exponential of zero.
+    ``work`` (3, lanes) is overwritten, and its first row returned.
     """
     actions, lanes = q.shape[1:]
-    top, rise, total = np.empty(lanes), np.empty(lanes), np.zeros(lanes)
+    top: NDArray[np.float64] = work[0]
+    rise, total = work[1], work[2]
+    total[:] = 0
     greedy = _all_infinite(beta)
     _read(q, state, 0, top)
     for met in range(1, actions):
@@ -47,10 +53,10 @@ def mellowmax(
             total[lane] = before + fall * (before + met if up > 0 else 1.0)
     if greedy:
         return top
-    flat = 0
+    flat, share = 0, 1 / actions
     for lane in range(lanes):
         flat += total[lane] > -_EPS
-        top[lane] += log1p(total[lane] / actions) / beta[lane]
+        top[lane] += log1p(total[lane] * share) / beta[lane]
     if flat:  # where beta is too small to bend the mean, and may be zero
         for lane in range(lanes):
             if total[lane] > -_EPS:
@@ -84,6 +90,7 @@ def soft_update(
     discount: float,
     beta: NDArray[np.float64],
     learning_rate: float,
+    work: NDArray[np.float64],
     trust_region: bool = False,
 ) -> NDArray[np.float64]:
     """Move Q(s, a) to the soft backup r + discount mellowmax_beta(s') Q(s', .), and return that.
@@ -91,11 +98,13 @@ def soft_update(
     With ``trust_region`` the difference to V(s) = mellowmax_beta Q(s, .) is added to Q(s, a),
     instead of the difference to Q(s, a) itself: Psi-learning (Rawlik et al., 2010), whose policy
     softmax(beta Q) becomes the old policy times exp(beta advantage).
+
+    Nothing is allocated: ``work`` (4, lanes) holds what is computed on the way, the result first.
     """
-    target = mellowmax(q, next_state, beta)
+    target = mellowmax(q, next_state, beta, work)
     for lane in range(len(target)):
         target[lane] = reward[lane] + discount * target[lane]
-    value = mellowmax(q, state, beta) if trust_region else target  # of these only V(s) is used
+    value = mellowmax(q, state, beta, work[1:]) if trust_region else target
     for lane in range(len(target)):
         s, a = state[lane], action[lane]
         before = value[lane] if trust_region else q[s, a, lane]
