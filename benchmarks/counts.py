@@ -14,7 +14,7 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import gymnasium
@@ -24,6 +24,7 @@ from ale_py.vector_env import AtariVectorEnv
 from stable_baselines3.common.torch_layers import NatureCNN
 
 from cbsql.counts import CTS, CoinFlipNetwork, PixelCounter, SimHash
+from cbsql.temperature import Counter
 
 BATCH = 32
 REPEATS = 40
@@ -69,8 +70,8 @@ def milliseconds(
     return 1e3 * (clock() - start)
 
 
-def typical(times: list[float]) -> float:
-    return float(np.quantile(times, 0.25))
+def typical(times: Iterable[float]) -> float:
+    return float(np.quantile(list(times), 0.25))
 
 
 def resident_megabytes() -> float:
@@ -121,11 +122,23 @@ def main() -> None:
     def batch() -> np.ndarray:
         return pool[rng.integers(POOL, size=BATCH)]
 
+    def symbols() -> np.ndarray:
+        return counter.symbols(batch())
+
     steps: list[float] = []  # ms of the gradient steps among which counters are timed
 
-    def timed(action: Callable[[], object], clock: Callable[[], float] = time.thread_time) -> float:
+    def timed(
+        counter: Counter,
+        make_input: Callable[[], np.ndarray],
+        clock: Callable[[], float] = time.thread_time,
+    ) -> tuple[float, float]:
+        """Of a query and of an update, with inputs that have just been made, as by sampling."""
         steps.append(milliseconds(step))
-        return milliseconds(action, clock)
+        queried, learnt = make_input(), make_input()
+        return (
+            milliseconds(lambda: counter.count(queried), clock),
+            milliseconds(lambda: counter.update(learnt), clock),
+        )
 
     columns = (
         "frames learnt, query ms, update ms, both ms, two threads ms (clock), gradient step ms, "
@@ -138,19 +151,15 @@ def main() -> None:
             observations = np.concatenate([next(stream) for _ in range(BATCH // 8)])
             pool[rng.integers(POOL, size=BATCH)] = observations
             counter.update(observations)
-        times: dict[str, list[float]] = {"query": [], "update": [], "two": []}
+        one_thread, two_threads = [], []
         steps.clear()
         for _ in range(REPEATS):
-            queried, learnt = (counter.symbols(batch()) for _ in range(2))
             density.threads = 1
-            times["query"].append(timed(lambda x=queried: density.count(x)))
-            times["update"].append(timed(lambda x=learnt: density.update(x)))
+            one_thread.append(timed(density, symbols))
             density.threads = 2
-            times["two"].append(
-                timed(lambda x=queried: density.count(x), time.perf_counter)
-                + timed(lambda x=learnt: density.update(x), time.perf_counter)
-            )
-        query, update, two = (typical(t) for t in times.values())
+            two_threads.append(sum(timed(density, symbols, time.perf_counter)))
+        query, update = (typical(times) for times in zip(*one_thread, strict=True))
+        two = typical(two_threads)
         step_time = typical(steps)
         totals.append(query + update)
         shares.append(totals[-1] / step_time)
@@ -171,7 +180,7 @@ def main() -> None:
     table(rows)
 
     cts = totals[-1]
-    naive = min(naive_milliseconds(counter.symbols(batch())) for _ in range(3))
+    naive = min(naive_milliseconds(symbols()) for _ in range(3))
     print("## The same batch of 32, once queried and once learnt, by other means\n")
     rows = [["counter", "both, ms", "relative to CTS"]]
     rows.append(["CTS", f"{cts:.2f}", "1"])
@@ -184,16 +193,10 @@ def main() -> None:
         ),
     }
     for name, other in others.items():
-        inputs = batch() if other is counter else rng.standard_normal((BATCH, 17))
-        other.update(inputs)
-        other.count(inputs)
-        both = typical(
-            [
-                timed(lambda c=other, x=inputs: c.count(x))
-                + timed(lambda c=other, x=inputs: c.update(x))
-                for _ in range(REPEATS)
-            ]
-        )
+        inputs = batch if other is counter else lambda: rng.standard_normal((BATCH, 17))
+        other.update(inputs())
+        other.count(inputs())
+        both = typical([sum(timed(other, inputs)) for _ in range(REPEATS)])
         rows.append([name, f"{both:.2f}", f"{both / cts:.2g}"])
     table(rows)
     rows = [["target", "measured, at worst"]]

@@ -116,19 +116,18 @@ def test_probabilities_of_all_symbols_sum_to_one(location_dependent):
     model = CTS(shape, levels, location_dependent=location_dependent)
     frames = blobs(rng, 50, shape, levels)
     model.update(frames)
-    values, children, _ = model._pool.arrays
-    keys = np.empty(shape[1], np.uint32)
-    paths = np.empty((3, 5, levels))
-    p = np.empty(levels)
+    values, children, _ = model._pool.trees()
+    keys, nodes = np.empty(shape[1], np.uint32), np.empty(5, np.int32)
+    paths, p = np.zeros(kernels._BLOCK), np.empty(kernels._LANES)
     for y in range(shape[0]):
-        kernels._row_keys(frames[0], y, 3, keys)
+        kernels._row_keys(model._framed(frames)[0], y, 3, keys)
         for x in range(shape[1]):
-            row, root = (y, 1 + x) if location_dependent else (0, 1)
+            row, nodes[0] = (y, 1 + x) if location_dependent else (0, 1)
             for symbol in range(levels):
                 key = (int(keys[x]) & ~7) | symbol
-                kernels._load(values[row], children[row], 3, key, root, paths, symbol)
+                kernels._load(values[row], children[row], 3, key, nodes, paths, symbol)
             kernels._predict(paths, 1 / levels, p)
-            assert abs(p.sum() - 1) < 1e-12
+            assert abs(p[:levels].sum() - 1) < 1e-12
 
 
 def test_probabilities_of_all_images_sum_to_one():
@@ -211,12 +210,14 @@ def test_queries_change_nothing(location_dependent):
     frames = blobs(rng, 64, (8, 8), 8)
     model = CTS((8, 8), location_dependent=location_dependent)
     model.update(frames[:32])
-    before, pool = model.state_dict(), [array.copy() for array in model._pool.arrays]
+    before = model.state_dict()
+    arrays = (*model._pool.nodes, *model._pool.held)
+    copies = [array.copy() for array in arrays]
     model.count(frames)
     model.log_prob(frames)
     model.sample(rng)
     assert states_equal(before, model.state_dict())
-    assert all(map(np.array_equal, pool, model._pool.arrays))
+    assert all(map(np.array_equal, copies, arrays))
 
 
 def test_batches_give_the_same_bits_as_single_frames():

@@ -13,9 +13,9 @@ from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
 from cbsql import TabularSQL
+from cbsql._vector_math import expm1, log, log1p
 from cbsql.operators import mellowmax
 from cbsql.tabular import rule, soft_value_iteration
-from cbsql.tabular.vector_math import expm1, log1p
 from cbsql.temperature import Constant, CountBased, Greedy, Linear
 
 FROZEN_LAKE = {"id": "FrozenLake-v1", "is_slippery": False}
@@ -41,13 +41,14 @@ def test_compiled_mellowmax_is_the_operator(values, betas):
 
 @pytest.mark.parametrize(
     ("ours", "reference", "low", "high"),
-    [(expm1, math.expm1, -700, 700), (log1p, math.log1p, -1 + 1e-9, 1e9)],
+    [(expm1, math.expm1, -700, 700), (log1p, math.log1p, -1 + 1e-9, 1e9), (log, math.log, 0, 1e9)],
 )
 def test_vectorised_functions_are_those_of_the_c_library(ours, reference, low, high):
     rng = np.random.default_rng(0)
     small = 10 ** rng.uniform(-300, -0.01, 2000)
     for x in [0.0, *rng.uniform(low, high, 2000), *rng.uniform(-0.9, 0.9, 2000), *small, *-small]:
-        assert ours(x) == pytest.approx(reference(x), rel=1e-15, abs=0)
+        if x > low:
+            assert ours(x) == pytest.approx(reference(x), rel=1e-15, abs=0)
 
 
 @pytest.mark.parametrize("make", TEMPERATURES)

@@ -23,15 +23,16 @@ Update number t of a tree, with switching rate alpha = 1 / (t + 1), sets
 from the old w and the old estimates, then adds one to c_x. As stay + split = p, the last line is
 w <- alpha + (1 - 2 alpha) w p_e / p.
 
-Two things make this fast. Nodes are created when their context first occurs, next to each other,
-so that the trees of a still background lie in memory in the order in which they are read. And since
-the frames of a batch mostly agree in a pixel and its context, the kernels copy the path of such a
-(context, symbol) pair into a column of a small array, work on whole rows of columns with vector
-instructions, and go back to the tree only where the pair changes.
+Frames mostly agree in a pixel and its context, which makes this fast: the path of the (context,
+symbol) pair last learnt at a position is held in a column of a small array, beside those of the
+other positions of its image row. Vector instructions work on all columns of a row at once, and a
+tree is gone back to only where the pair changes. Its nodes are created when their context first
+occurs, next to each other, so that a path is together in memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
@@ -43,9 +44,11 @@ import numpy.typing as npt
 import torch
 
 from cbsql._jit import jit
+from cbsql._vector_math import log, log1p
 
 _DEPTH = 4
 _CHUNK = 32  # frames in one call of a kernel, which bounds its scratch memory
+_NOTHING = 2**32 - 1  # as a key; the others have at most 20 bits
 _MAX_THREADS: int = numba.config.NUMBA_NUM_THREADS  # type: ignore[attr-defined]
 
 Symbols = npt.NDArray[np.uint8]
@@ -100,20 +103,21 @@ class CTS:
 
     def update(self, frames: Symbols | torch.Tensor) -> None:
         """Learn frames (B, H, W) in order."""
-        frames = self._check(frames)
+        frames = self._framed(frames)
+        height, width = self.shape
         for start in range(0, len(frames), _CHUNK):
             chunk = frames[start : start + _CHUNK]
             if self.location_dependent:
-                self._pool.reserve(_DEPTH * chunk[:, 0].size)  # as many as a row could need
-                pool = self._pool.arrays
+                self._pool.reserve(_DEPTH * len(chunk) * width)  # as many as a row could need
+                arguments = (chunk, *self._pool.nodes, *self._pool.held, self._bits, self.updates)
                 if self.threads == 1:
-                    _learn(chunk, *pool, self._bits, self.updates, 0, self.shape[0])
+                    _learn(*arguments, 0, height)
                 else:
                     with _numba_threads(self.threads):
-                        _learn_parallel(chunk, *pool, self._bits, self.updates, self.threads)
+                        _learn_parallel(*arguments, self.threads)
             else:
-                self._pool.reserve(_DEPTH * chunk.size)
-                _learn_shared(chunk, *self._pool.arrays, self._bits, self.updates)
+                self._pool.reserve(_DEPTH * len(chunk) * height * width)
+                _learn_shared(chunk, *self._pool.nodes, self._bits, self.updates)
             self.updates += len(chunk)
 
     def log_prob(self, frames: Symbols | torch.Tensor) -> tuple[Floats, Floats]:
@@ -123,9 +127,9 @@ class CTS:
 
     def pixel_log_prob(self, frames: Symbols | torch.Tensor) -> Floats:
         """log p of every pixel given those before it, (B, H, W); they add up to log rho."""
-        frames = self._check(frames)
-        log_p = np.empty(frames.shape)
-        values, children, _ = self._pool.arrays
+        frames = self._framed(frames)
+        log_p = np.empty((len(frames), *self.shape))
+        values, children, _ = self._pool.trees()
         for frame, out in zip(frames, log_p, strict=True):
             _query_pixels(frame, values, children, self._bits, self.location_dependent, out)
         return np.log(log_p, out=log_p)
@@ -135,14 +139,11 @@ class CTS:
 
         This is (1 - rho') / (exp(PG) - 1) with the prediction gain PG = log rho' - log rho.
         """
-        log_rho, gain = self._query(frames)
-        with np.errstate(all="ignore"):  # exp(PG) may overflow, and PG may be 0
-            counts = -np.expm1(np.minimum(log_rho + gain, 0.0)) / np.expm1(np.maximum(gain, 0.0))
-        return np.minimum(np.where(gain > 0, counts, np.inf), self.max_count)
+        return _pseudo_counts(*self._query(frames), self.max_count)
 
     def sample(self, rng: np.random.Generator) -> Symbols:
         """Draw one frame (H, W) from the model, pixel by pixel."""
-        values, children, _ = self._pool.arrays
+        values, children, _ = self._pool.trees()
         return _sample(
             rng.random(self.shape), values, children, self._bits, self.location_dependent
         )
@@ -154,7 +155,7 @@ class CTS:
         numbers a (tree, context, symbol); `stay` has the weights of the inner nodes seen, each
         before those below it.
         """
-        values, children, used = self._pool.arrays
+        values, children, used = self._pool.trees()
         roots = self._pool.roots
         entry = np.empty(used.sum() * self.levels, np.int64)
         count, stay = np.empty(len(entry)), np.empty(used.sum())
@@ -183,7 +184,7 @@ class CTS:
         entry, count, stay = (state[key].cpu().numpy() for key in ("entry", "count", "stay"))
         pool = self._new_pool()
         entries_per_tree = self.levels ** (_DEPTH + 1)
-        trees = len(pool.arrays[0]) * pool.roots
+        trees = len(pool.nodes[0]) * pool.roots
         if (
             entry.shape != count.shape
             or np.any((entry < 0) | (entry >= trees * entries_per_tree))
@@ -199,7 +200,7 @@ class CTS:
             raise ValueError("The stay weights of this state must lie between 0 and 1.")
         rows = np.bincount(entry // (pool.roots * entries_per_tree))
         pool.reserve(_DEPTH * int(rows.max(initial=0)))
-        inner = _import(entry, count, stay, *pool.arrays, pool.roots, self._bits)
+        inner = _import(entry, count, stay, *pool.nodes, pool.roots, self._bits)
         if inner != len(stay):
             raise ValueError(f"This state needs {inner} stay weights, it has {len(stay)}.")
         self._pool, self.updates = pool, updates
@@ -225,7 +226,8 @@ class CTS:
     def _layout(self) -> torch.Tensor:
         return torch.tensor([*self.shape, self.levels, int(self.location_dependent)])
 
-    def _check(self, frames: Symbols | torch.Tensor) -> Symbols:
+    def _framed(self, frames: Symbols | torch.Tensor) -> Symbols:
+        """Checked, and with the zeros that are read left, right and above of an image."""
         if isinstance(frames, torch.Tensor):
             frames = frames.detach().cpu().numpy()
         if not isinstance(frames, np.ndarray) or frames.dtype != np.uint8:
@@ -243,31 +245,30 @@ class CTS:
                 f"Symbols must be below levels = {self.levels}, got {largest}; "
                 "PixelCounter turns images into symbols."
             )
-        return np.ascontiguousarray(frames)
+        framed = np.zeros((len(frames), self.shape[0] + 1, self.shape[1] + 2), np.uint8)
+        framed[:, 1:, 1:-1] = frames
+        return framed
 
     def _query(self, frames: Symbols | torch.Tensor) -> tuple[Floats, Floats]:
         """log rho and the prediction gain log rho' - log rho of each frame."""
-        frames = self._check(frames)
+        frames = self._framed(frames)
         # One partial sum for every image row, added up in the same order whatever the threads did.
         sums = np.empty((len(frames), 2, self.shape[0]))
-        values, children, _ = self._pool.arrays
+        values, children, _ = self._pool.nodes
         for start in range(0, len(frames), _CHUNK):
             chunk, part = frames[start : start + _CHUNK], sums[start : start + _CHUNK]
+            arguments = (chunk, values, children, *self._pool.held, self._bits, self.updates)
             if not self.location_dependent:
                 for i, frame in enumerate(chunk):
                     after = self._pool.copy()
-                    after.reserve(_DEPTH * frame.size)
-                    _learn_shared(frame[None], *after.arrays, self._bits, self.updates)
-                    _query_shared(
-                        frame, *self._pool.arrays[:2], *after.arrays[:2], self._bits, part[i]
-                    )
+                    after.reserve(_DEPTH * self.shape[0] * self.shape[1])
+                    _learn_shared(frame[None], *after.nodes, self._bits, self.updates)
+                    _query_shared(frame, values, children, *after.nodes[:2], self._bits, part[i])
             elif self.threads == 1:
-                _query(chunk, values, children, self._bits, self.updates, 0, self.shape[0], part)
+                _query(*arguments, 0, self.shape[0], part)
             else:
                 with _numba_threads(self.threads):
-                    _query_parallel(
-                        chunk, values, children, self._bits, self.updates, self.threads, part
-                    )
+                    _query_parallel(*arguments, self.threads, part)
         log_rho, gain = np.ascontiguousarray(sums.sum(axis=2).T)
         return log_rho, gain
 
@@ -277,8 +278,10 @@ class _Pool:
 
     Node 0 stands for all nodes that do not exist yet, nodes 1 to `roots` are the roots.
 
-    arrays: values (rows, capacity, 2 + A), holding N, w, c_0, c_1, ... of each node; the numbers of
+    nodes: values (rows, capacity, 2 + A), holding N, w, c_0, c_1, ... of each node; the numbers of
         its children (rows, capacity, A); and how many nodes each row has (rows,).
+    held: the key last learnt at each root (rows, roots), the nodes of its path (rows, roots,
+        depths), and paths (rows, numbers) with a column for each, newer than the nodes.
     """
 
     def __init__(self, rows: int, roots: int, levels: int) -> None:
@@ -286,31 +289,43 @@ class _Pool:
         values = np.zeros((rows, roots + 1, 2 + levels))
         values[:, :, 1] = 0.5
         children = np.zeros((rows, roots + 1, levels), np.int32)
-        self.arrays: tuple[Floats, Nodes, Integers]
-        self.arrays = values, children, np.full(rows, roots + 1)
+        self.nodes: tuple[Floats, Nodes, Integers]
+        self.nodes = values, children, np.full(rows, roots + 1)
+        self.held: tuple[Keys, Nodes, Floats]
+        self.held = (
+            np.full((rows, roots), _NOTHING, np.uint32),
+            np.zeros((rows, roots, _DEPTH + 1), np.int32),
+            np.zeros((rows, _blocks(roots) * _BLOCK)),
+        )
+
+    def trees(self) -> tuple[Floats, Nodes, Integers]:
+        """The nodes, after writing to them what is held."""
+        values, children, _ = self.nodes
+        _put_back(values, *self.held, children.shape[2])
+        return self.nodes
 
     def reserve(self, nodes: int) -> None:
         """Make room for this many new nodes in each row; doubling keeps the copies rare."""
-        values, children, used = self.arrays
+        values, children, used = self.nodes
         rows, capacity, levels = children.shape
         most = 1 + self.roots * sum(levels**depth for depth in range(_DEPTH + 1))
         needed = min(int(used.max()) + nodes, most)
         if needed > capacity:
             room = min(max(needed, 2 * capacity), most)
             # Pages of zeros that are not written to take no memory.
-            self.arrays = (
+            self.nodes = (
                 np.zeros((rows, room, 2 + levels)),
                 np.zeros((rows, room, levels), np.int32),
                 used,
             )
-            self.arrays[0][:, :capacity] = values
-            self.arrays[1][:, :capacity] = children
+            self.nodes[0][:, :capacity] = values
+            self.nodes[1][:, :capacity] = children
 
     def copy(self) -> _Pool:
-        """A copy that can grow on its own."""
+        """A copy that can grow on its own, of a pool that holds nothing."""
         pool = copy(self)
-        values, children, used = self.arrays
-        pool.arrays = values.copy(), children.copy(), used.copy()
+        values, children, used = self.nodes
+        pool.nodes = values.copy(), children.copy(), used.copy()
         return pool
 
 
@@ -325,114 +340,161 @@ def _numba_threads(threads: int) -> Iterator[None]:
 
 
 # Kernels. A key is a context and a symbol in one number of `bits` bits each: left, up, up-left,
-# up-right, symbol. Values, children and used are those of a pool, or of one of its rows. Paths
-# (3, depths, columns) hold N, w and c_x of the nodes from the root to the leaf, for one key in each
-# column.
+# up-right, symbol. Frames have their border of zeros. Values, children and used are those of a
+# pool, or of one of its rows.
+#
+# Paths hold N, w and c_x of the nodes from the root to the leaf, for one key in each column. They
+# are one-dimensional: blocks of _LANES columns, in which all first numbers come first. Distances
+# within a block are constants, so the compiler knows that nothing overlaps, and a column's numbers
+# stay in registers while it goes from the leaf to the root.
+
+_LANES = 16
+_WEIGHTS = (_DEPTH + 1) * _LANES  # where the w of a block begin
+_COUNTS = 2 * _WEIGHTS  # where the c_x begin
+_BLOCK = 3 * _WEIGHTS
+
+
+@jit()
+def _blocks(columns: int) -> int:
+    """How many blocks so many columns take."""
+    return (columns + _LANES - 1) // _LANES
+
+
+@jit()
+def _place(column: int) -> int:
+    """Where the numbers of a column begin; they are _LANES apart."""
+    return column // _LANES * _BLOCK + column % _LANES
 
 
 @jit()
 def _row_keys(frame: Symbols, y: int, bits: int, keys: Keys) -> None:
-    """Keys (W,) of row y of a frame (H, W)."""
-    last = len(keys) - 1
-    row = frame[y]
-    for x in range(last + 1):
-        keys[x] = row[x]
-    for x in range(last):
-        keys[x + 1] |= row[x] << (4 * bits)
-    if y > 0:
-        above = frame[y - 1]
-        for x in range(last + 1):
-            keys[x] |= above[x] << (3 * bits)
-        for x in range(last):
-            keys[x + 1] |= above[x] << (2 * bits)
-            keys[x] |= above[x + 1] << bits
+    """Keys (W,) of row y of a frame."""
+    above, row = frame[y], frame[y + 1]
+    for x in range(len(keys)):
+        keys[x] = (
+            (row[x] << (4 * bits))
+            | (above[x + 1] << (3 * bits))
+            | (above[x] << (2 * bits))
+            | (above[x + 2] << bits)
+            | row[x + 1]
+        )
+
+
+@jit()
+def _equal(keys: Keys, others: Keys) -> bool:
+    """Whether two rows of keys are one; without a branch for each, unlike array comparison."""
+    differ = np.uint32(0)
+    for x in range(len(keys)):
+        differ |= keys[x] ^ others[x]
+    return bool(differ == 0)
+
+
+@jit()
+def _fetch(values: Floats, nodes: Nodes, symbol: int, paths: Floats, place: int) -> None:
+    """Copy the path of a symbol from its nodes."""
+    for depth in range(_DEPTH + 1):
+        at = place + depth * _LANES
+        paths[at] = values[nodes[depth], 0]
+        paths[at + _WEIGHTS] = values[nodes[depth], 1]
+        paths[at + _COUNTS] = values[nodes[depth], 2 + symbol]
+
+
+@jit()
+def _store(values: Floats, nodes: Nodes, symbol: int, paths: Floats, place: int) -> None:
+    """Copy the path of a symbol back to its nodes."""
+    for depth in range(_DEPTH + 1):
+        at = place + depth * _LANES
+        values[nodes[depth], 0] = paths[at]
+        values[nodes[depth], 1] = paths[at + _WEIGHTS]
+        values[nodes[depth], 2 + symbol] = paths[at + _COUNTS]
 
 
 @jit()
 def _load(
-    values: Floats, children: Nodes, bits: int, key: int, root: int, paths: Floats, column: int
+    values: Floats, children: Nodes, bits: int, key: int, nodes: Nodes, paths: Floats, place: int
 ) -> None:
-    """Copy the path of a key out of its tree."""
+    """Find the nodes (depths,) of the path of a key from its root, and copy it."""
     mask = (1 << bits) - 1
-    node = root
-    for depth in range(_DEPTH + 1):
-        paths[0, depth, column] = values[node, 0]
-        paths[1, depth, column] = values[node, 1]
-        paths[2, depth, column] = values[node, 2 + (key & mask)]
-        if depth < _DEPTH:
-            node = children[node, (key >> ((_DEPTH - depth) * bits)) & mask]
+    for depth in range(_DEPTH):
+        branch = (key >> ((_DEPTH - depth) * bits)) & mask
+        nodes[depth + 1] = children[nodes[depth], branch]
+    _fetch(values, nodes, key & mask, paths, place)
 
 
 @jit()
-def _store(
-    values: Floats, children: Nodes, bits: int, key: int, root: int, paths: Floats, column: int
-) -> None:
-    """Copy the path of a key back into its tree, where it must exist."""
-    mask = (1 << bits) - 1
-    node = root
+def _share(key: int, other: int, bits: int, paths: Floats, place: int, others_place: int) -> None:
+    """Give a path the numbers of the nodes that it has in common with another of the same tree."""
+    same_symbol = (key ^ other) & ((1 << bits) - 1) == 0
     for depth in range(_DEPTH + 1):
-        values[node, 0] = paths[0, depth, column]
-        values[node, 1] = paths[1, depth, column]
-        values[node, 2 + (key & mask)] = paths[2, depth, column]
-        if depth < _DEPTH:
-            node = children[node, (key >> ((_DEPTH - depth) * bits)) & mask]
+        if (key ^ other) >> ((_DEPTH + 1 - depth) * bits):
+            break
+        at, others_at = place + depth * _LANES, others_place + depth * _LANES
+        paths[at] = paths[others_at]
+        paths[at + _WEIGHTS] = paths[others_at + _WEIGHTS]
+        if same_symbol:
+            paths[at + _COUNTS] = paths[others_at + _COUNTS]
 
 
 @jit()
 def _grow(
-    values: Floats, children: Nodes, used: Integers, row: int, bits: int, key: int, root: int
+    values: Floats, children: Nodes, used: Integers, row: int, bits: int, key: int, nodes: Nodes
 ) -> None:
-    """Create the nodes that are missing on the path of a key."""
+    """Find the nodes (depths,) of the path of a key from its root, and create those missing."""
     mask = (1 << bits) - 1
-    node = root
     for depth in range(_DEPTH):
         branch = (key >> ((_DEPTH - depth) * bits)) & mask
-        if children[row, node, branch] == 0:
-            children[row, node, branch] = used[row]
+        if children[row, nodes[depth], branch] == 0:
+            children[row, nodes[depth], branch] = used[row]
             values[row, used[row], 1] = 0.5
             used[row] += 1
-        node = children[row, node, branch]
+        nodes[depth + 1] = children[row, nodes[depth], branch]
+
+
+# Both of these carry p as a fraction, mixed / scale, in which the divisions by N + 1 are put off.
 
 
 @jit()
 def _predict(paths: Floats, prior: float, p: Floats) -> None:
-    """P(symbol | context) of the path in each of the first len(p) columns."""
-    total, count = paths[0, _DEPTH], paths[2, _DEPTH]
-    for i in range(len(p)):
-        p[i] = (count[i] + prior) / (total[i] + 1.0)
-    for depth in range(_DEPTH - 1, -1, -1):
-        total, stay, count = paths[0, depth], paths[1, depth], paths[2, depth]
-        for i in range(len(p)):
-            p_e = (count[i] + prior) / (total[i] + 1.0)
-            p[i] = stay[i] * p_e + (1.0 - stay[i]) * p[i]
+    """P(symbol | context) of each path, for whole blocks of them."""
+    for block in range(len(p) // _LANES):
+        numbers = paths[block * _BLOCK : (block + 1) * _BLOCK]
+        for lane in range(_LANES):
+            leaf = lane + _DEPTH * _LANES
+            mixed, scale = numbers[leaf + _COUNTS] + prior, numbers[leaf] + 1.0
+            for height in range(_DEPTH):
+                at = lane + (_DEPTH - 1 - height) * _LANES
+                count, seen, stay = numbers[at + _COUNTS], numbers[at] + 1.0, numbers[at + _WEIGHTS]
+                mixed = stay * (count + prior) * scale + (1.0 - stay) * mixed * seen
+                scale *= seen
+            p[block * _LANES + lane] = mixed / scale
 
 
 @jit()
-def _learn_paths(paths: Floats, prior: float, alpha: float, p: Floats) -> None:
-    """As `_predict`, then update every path once."""
-    total, count = paths[0, _DEPTH], paths[2, _DEPTH]
-    for i in range(len(p)):
-        p[i] = (count[i] + prior) / (total[i] + 1.0)
-        total[i] += 1.0
-        count[i] += 1.0
-    for depth in range(_DEPTH - 1, -1, -1):
-        total, stay, count = paths[0, depth], paths[1, depth], paths[2, depth]
-        for i in range(len(p)):
-            p_e = (count[i] + prior) / (total[i] + 1.0)
-            stayed = stay[i] * p_e
-            mixed = stayed + (1.0 - stay[i]) * p[i]
-            stay[i] = alpha + (1.0 - 2.0 * alpha) * (stayed / mixed)
-            p[i] = mixed
-            total[i] += 1.0
-            count[i] += 1.0
+def _learn_paths(paths: Floats, prior: float, alpha: float, blocks: int) -> None:
+    """Update every path once, as the module's text says."""
+    for block in range(blocks):
+        numbers = paths[block * _BLOCK : (block + 1) * _BLOCK]
+        for lane in range(_LANES):
+            leaf = lane + _DEPTH * _LANES
+            count, seen = numbers[leaf + _COUNTS], numbers[leaf] + 1.0
+            mixed, scale = count + prior, seen
+            numbers[leaf], numbers[leaf + _COUNTS] = seen, count + 1.0
+            for height in range(_DEPTH):
+                at = lane + (_DEPTH - 1 - height) * _LANES
+                count, seen, stay = numbers[at + _COUNTS], numbers[at] + 1.0, numbers[at + _WEIGHTS]
+                stayed = stay * (count + prior) * scale
+                mixed = stayed + (1.0 - stay) * mixed * seen
+                scale *= seen
+                numbers[at], numbers[at + _COUNTS] = seen, count + 1.0
+                numbers[at + _WEIGHTS] = alpha + (1.0 - 2.0 * alpha) * (stayed / mixed)
 
 
 @jit()
 def _take_logs(p: Floats, p_after: Floats) -> None:
     """Replace p and p' by log p and log p'/p; the latter keeps its digits when they are close."""
     for i in range(len(p)):
-        p_after[i] = np.log1p((p_after[i] - p[i]) / p[i])
-        p[i] = np.log(p[i])
+        p_after[i] = log1p((p_after[i] - p[i]) / p[i])
+        p[i] = log(p[i])
 
 
 @jit()
@@ -446,10 +508,23 @@ def _sum(log_p: Floats, gain: Floats, slots: Integers, sums: Floats) -> None:
 
 
 @jit()
+def _pseudo_counts(log_rho: Floats, gain: Floats, max_count: float) -> Floats:
+    counts = np.full(len(gain), max_count)
+    for i in range(len(gain)):
+        if gain[i] > 0:  # exp(gain) may overflow, and then the count is 0
+            count = -math.expm1(min(log_rho[i] + gain[i], 0.0)) / math.expm1(gain[i])
+            counts[i] = min(count, max_count)
+    return counts
+
+
+@jit()
 def _query(
     frames: Symbols,
     values: Floats,
     children: Nodes,
+    held_keys: Keys,
+    held_nodes: Nodes,
+    held_paths: Floats,
     bits: int,
     updates: int,
     top: int,
@@ -457,28 +532,50 @@ def _query(
     sums: Floats,
 ) -> None:
     """Sums (B, 2, H) of log p and of log p'/p over each image row from top to bottom."""
-    batch, _, width = frames.shape
+    batch, width = len(frames), held_keys.shape[1]
     prior, alpha = 1.0 / (1 << bits), 1.0 / (updates + 2.0)
     keys = np.empty((batch, width), np.uint32)
     slots = np.empty((batch, width), np.int64)  # the column in which the path of a pixel is
-    paths = np.empty((3, _DEPTH + 1, batch * width))
-    p, p_after = np.empty(batch * width), np.empty(batch * width)
+    held, held_sums = np.arange(width), np.empty(2)  # the slots of the paths that are held
+    still = np.empty(batch, np.bool_)  # whether all of a row are
+    nodes = np.empty(_DEPTH + 1, np.int32)
+    held_blocks = _blocks(width)
+    columns = (held_blocks + _blocks(batch * width)) * _LANES
+    paths = np.zeros(columns // _LANES * _BLOCK)
+    p, p_after = np.empty(columns), np.empty(columns)
     for y in range(top, bottom):
-        used = 0
+        paths[: held_blocks * _BLOCK] = held_paths[y]
+        used = held_blocks * _LANES
         for b in range(batch):
             _row_keys(frames[b], y, bits, keys[b])
+            still[b] = _equal(keys[b], held_keys[y])
+            if still[b]:
+                continue
             for x in range(width):
-                if b > 0 and keys[b, x] == keys[b - 1, x]:
+                key = keys[b, x]
+                if key == held_keys[y, x]:
+                    slots[b, x] = x
+                elif b > 0 and key == keys[b - 1, x]:
                     slots[b, x] = slots[b - 1, x]
                 else:
-                    _load(values[y], children[y], bits, keys[b, x], 1 + x, paths, used)
+                    place = _place(used)
+                    nodes[0] = 1 + x
+                    _load(values[y], children[y], bits, key, nodes, paths, place)
+                    _share(key, held_keys[y, x], bits, paths, place, _place(x))
                     slots[b, x] = used
                     used += 1
-        _learn_paths(paths, prior, alpha, p[:used])
-        _predict(paths, prior, p_after[:used])
-        _take_logs(p[:used], p_after[:used])
+        blocks = _blocks(used)
+        before, after = p[: blocks * _LANES], p_after[: blocks * _LANES]
+        _predict(paths, prior, before)
+        _learn_paths(paths, prior, alpha, blocks)
+        _predict(paths, prior, after)
+        _take_logs(before, after)
+        _sum(before, after, held, held_sums)
         for b in range(batch):
-            _sum(p, p_after, slots[b], sums[b, :, y])
+            if still[b]:
+                sums[b, :, y] = held_sums
+            else:
+                _sum(before, after, slots[b], sums[b, :, y])
 
 
 @jit(parallel=True)
@@ -486,15 +583,30 @@ def _query_parallel(
     frames: Symbols,
     values: Floats,
     children: Nodes,
+    held_keys: Keys,
+    held_nodes: Nodes,
+    held_paths: Floats,
     bits: int,
     updates: int,
     parts: int,
     sums: Floats,
 ) -> None:
-    height = frames.shape[1]
+    height = len(held_keys)
     for i in numba.prange(parts):
         top, bottom = i * height // parts, (i + 1) * height // parts
-        _query(frames, values, children, bits, updates, top, bottom, sums)
+        _query(
+            frames,
+            values,
+            children,
+            held_keys,
+            held_nodes,
+            held_paths,
+            bits,
+            updates,
+            top,
+            bottom,
+            sums,
+        )
 
 
 @jit()
@@ -503,30 +615,45 @@ def _learn(
     values: Floats,
     children: Nodes,
     used: Integers,
+    held_keys: Keys,
+    held_nodes: Nodes,
+    held_paths: Floats,
     bits: int,
     updates: int,
     top: int,
     bottom: int,
 ) -> None:
     """Learn the image rows from top to bottom."""
-    batch, _, width = frames.shape
-    prior = 1.0 / (1 << bits)
-    keys = np.empty((batch, width), np.uint32)
-    paths = np.empty((3, _DEPTH + 1, width))
-    p = np.empty(width)
+    prior, mask = 1.0 / (1 << bits), (1 << bits) - 1
+    width = held_keys.shape[1]
+    keys = np.empty(width, np.uint32)
     for y in range(top, bottom):
-        for b in range(batch):
-            _row_keys(frames[b], y, bits, keys[b])
-            for x in range(width):
-                if b > 0 and keys[b, x] == keys[b - 1, x]:
-                    continue
-                if b > 0:
-                    _store(values[y], children[y], bits, keys[b - 1, x], 1 + x, paths, x)
-                _grow(values, children, used, y, bits, keys[b, x], 1 + x)
-                _load(values[y], children[y], bits, keys[b, x], 1 + x, paths, x)
-            _learn_paths(paths, prior, 1.0 / (updates + b + 2.0), p)
-        for x in range(width):
-            _store(values[y], children[y], bits, keys[batch - 1, x], 1 + x, paths, x)
+        held, nodes, paths = held_keys[y], held_nodes[y], held_paths[y]
+        for b in range(len(frames)):
+            _row_keys(frames[b], y, bits, keys)
+            if not _equal(keys, held):
+                for x in range(width):
+                    if keys[x] == held[x]:
+                        continue
+                    if held[x] != _NOTHING:
+                        _store(values[y], nodes[x], held[x] & mask, paths, _place(x))
+                    nodes[x, 0] = 1 + x
+                    _grow(values, children, used, y, bits, keys[x], nodes[x])
+                    _fetch(values[y], nodes[x], keys[x] & mask, paths, _place(x))
+                    held[x] = keys[x]
+            _learn_paths(paths, prior, 1.0 / (updates + b + 2.0), _blocks(width))
+
+
+@jit()
+def _put_back(
+    values: Floats, held_keys: Keys, held_nodes: Nodes, held_paths: Floats, levels: int
+) -> None:
+    """Write the paths that are held to their nodes, and go on holding them."""
+    for y in range(len(held_keys)):
+        for x in range(held_keys.shape[1]):
+            if held_keys[y, x] != _NOTHING:
+                symbol = held_keys[y, x] % levels
+                _store(values[y], held_nodes[y, x], symbol, held_paths[y], _place(x))
 
 
 @jit(parallel=True)
@@ -535,14 +662,29 @@ def _learn_parallel(
     values: Floats,
     children: Nodes,
     used: Integers,
+    held_keys: Keys,
+    held_nodes: Nodes,
+    held_paths: Floats,
     bits: int,
     updates: int,
     parts: int,
 ) -> None:
-    height = frames.shape[1]
+    height = len(held_keys)
     for i in numba.prange(parts):
         top, bottom = i * height // parts, (i + 1) * height // parts
-        _learn(frames, values, children, used, bits, updates, top, bottom)
+        _learn(
+            frames,
+            values,
+            children,
+            used,
+            held_keys,
+            held_nodes,
+            held_paths,
+            bits,
+            updates,
+            top,
+            bottom,
+        )
 
 
 @jit()
@@ -550,20 +692,19 @@ def _learn_shared(
     frames: Symbols, values: Floats, children: Nodes, used: Integers, bits: int, updates: int
 ) -> None:
     """Learn the pixels of frames (B, H, W) in reading order, all in one tree."""
-    batch, height, width = frames.shape
-    prior = 1.0 / (1 << bits)
+    batch, height, width = len(frames), frames.shape[1] - 1, frames.shape[2] - 2
+    prior, mask = 1.0 / (1 << bits), (1 << bits) - 1
     keys = np.empty(width, np.uint32)
-    paths = np.empty((3, _DEPTH + 1, 1))
-    p = np.empty(1)
+    paths, nodes = np.zeros(_BLOCK), np.ones(_DEPTH + 1, np.int32)
     learnt = updates * height * width  # pixels
     for b in range(batch):
         for y in range(height):
             _row_keys(frames[b], y, bits, keys)
             for x in range(width):
-                _grow(values, children, used, 0, bits, keys[x], 1)
-                _load(values[0], children[0], bits, keys[x], 1, paths, 0)
-                _learn_paths(paths, prior, 1.0 / (learnt + 2.0), p)
-                _store(values[0], children[0], bits, keys[x], 1, paths, 0)
+                _grow(values, children, used, 0, bits, keys[x], nodes)
+                _fetch(values[0], nodes, keys[x] & mask, paths, 0)
+                _learn_paths(paths, prior, 1.0 / (learnt + 2.0), 1)
+                _store(values[0], nodes, keys[x] & mask, paths, 0)
                 learnt += 1
 
 
@@ -578,21 +719,13 @@ def _query_shared(
     sums: Floats,
 ) -> None:
     """Sums (2, H) of log p and of log p'/p over each image row, from two frozen trees."""
-    height, width = frame.shape
-    prior = 1.0 / (1 << bits)
-    keys, slots = np.empty(width, np.uint32), np.arange(width)
-    paths = np.empty((3, _DEPTH + 1, width))
-    p, p_after = np.empty(width), np.empty(width)
+    height, width = frame.shape[0] - 1, frame.shape[1] - 2
+    p, p_after = np.empty((height, width)), np.empty((height, width))
+    _query_pixels(frame, values, children, bits, False, p)
+    _query_pixels(frame, values_after, children_after, bits, False, p_after)
     for y in range(height):
-        _row_keys(frame, y, bits, keys)
-        for x in range(width):
-            _load(values[0], children[0], bits, keys[x], 1, paths, x)
-        _predict(paths, prior, p)
-        for x in range(width):
-            _load(values_after[0], children_after[0], bits, keys[x], 1, paths, x)
-        _predict(paths, prior, p_after)
-        _take_logs(p, p_after)
-        _sum(p, p_after, slots, sums[:, y])
+        _take_logs(p[y], p_after[y])
+        _sum(p[y], p_after[y], np.arange(width), sums[:, y])
 
 
 @jit()
@@ -600,15 +733,16 @@ def _query_pixels(
     frame: Symbols, values: Floats, children: Nodes, bits: int, by_location: bool, p: Floats
 ) -> None:
     """P(symbol | context) of each pixel, (H, W)."""
-    height, width = frame.shape
-    keys = np.empty(width, np.uint32)
-    paths = np.empty((3, _DEPTH + 1, width))
+    height, width = p.shape
+    keys, nodes = np.empty(width, np.uint32), np.empty(_DEPTH + 1, np.int32)
+    paths, row_p = np.zeros(_blocks(width) * _BLOCK), np.empty(_blocks(width) * _LANES)
     for y in range(height):
         _row_keys(frame, y, bits, keys)
         for x in range(width):
-            row, root = (y, 1 + x) if by_location else (0, 1)
-            _load(values[row], children[row], bits, keys[x], root, paths, x)
-        _predict(paths, 1.0 / (1 << bits), p[y])
+            row, nodes[0] = (y, 1 + x) if by_location else (0, 1)
+            _load(values[row], children[row], bits, keys[x], nodes, paths, _place(x))
+        _predict(paths, 1.0 / (1 << bits), row_p)
+        p[y] = row_p[:width]
 
 
 @jit()
@@ -618,22 +752,22 @@ def _sample(
     """A frame (H, W) drawn pixel by pixel with uniforms (H, W) in [0, 1)."""
     height, width = uniforms.shape
     levels = 1 << bits
-    frame = np.zeros((height, width), np.uint8)
-    keys = np.empty(width, np.uint32)
-    paths = np.empty((3, _DEPTH + 1, levels))
-    p = np.empty(levels)
+    frame = np.zeros((height + 1, width + 2), np.uint8)
+    pixels = frame[1:, 1:-1]
+    keys, nodes = np.empty(width, np.uint32), np.empty(_DEPTH + 1, np.int32)
+    paths, p = np.zeros(_BLOCK), np.empty(_LANES)
     for y in range(height):
         for x in range(width):
             _row_keys(frame, y, bits, keys)  # the pixel itself is still 0
-            row, root = (y, 1 + x) if location_dependent else (0, 1)
+            row, nodes[0] = (y, 1 + x) if location_dependent else (0, 1)
             for symbol in range(levels):
-                _load(values[row], children[row], bits, keys[x] + symbol, root, paths, symbol)
+                _load(values[row], children[row], bits, keys[x] + symbol, nodes, paths, symbol)
             _predict(paths, 1.0 / levels, p)
             rest = uniforms[y, x]
-            while rest >= p[frame[y, x]] and frame[y, x] < levels - 1:
-                rest -= p[frame[y, x]]
-                frame[y, x] += 1
-    return frame
+            while rest >= p[pixels[y, x]] and pixels[y, x] < levels - 1:
+                rest -= p[pixels[y, x]]
+                pixels[y, x] += 1
+    return pixels.copy()
 
 
 @jit()
@@ -702,18 +836,18 @@ def _import(
     The entries are in order, so that new inner nodes come up in the order of their weights.
     """
     levels = 1 << bits
+    nodes = np.empty(_DEPTH + 1, np.int32)
     inner = 0
     for i in range(len(entry)):
         tree = entry[i] >> ((_DEPTH + 1) * bits)
-        row, node = tree // roots, 1 + tree % roots
-        _grow(values, children, used, row, bits, entry[i], node)
-        for depth in range(_DEPTH + 1):
+        row = tree // roots
+        nodes[0] = 1 + tree % roots
+        _grow(values, children, used, row, bits, entry[i], nodes)
+        for depth, node in enumerate(nodes):
             if values[row, node, 0] == 0 and depth < _DEPTH:
                 if inner < len(stay):
                     values[row, node, 1] = stay[inner]
                 inner += 1
             values[row, node, 0] += count[i]
             values[row, node, 2 + entry[i] % levels] += count[i]
-            if depth < _DEPTH:
-                node = children[row, node, (entry[i] >> ((_DEPTH - depth) * bits)) % levels]
     return inner

@@ -142,8 +142,10 @@ class SQL(SafeDQN):
         for _ in range(gradient_steps):
             batch, counted = self._sample(batch_size)
             with th.no_grad():
-                # The temperature is that of the evidence before this update.
+                # The temperature is that of the evidence before this update, which is counted now,
+                # not at the end: the counter and the batch are in the processor's caches here.
                 beta = self._beta(counted.next_observations)
+                self.temperature.update(counted.observations)
                 target = self._target(batch, beta)  # (batch, 1)
 
             loss = self._loss(batch, target)
@@ -156,8 +158,6 @@ class SQL(SafeDQN):
             norm = clipped_step(self.policy.optimizer, learnt, self.max_grad_norm)
             if not math.isfinite(norm):
                 raise DivergenceError("The gradient", self._n_updates + len(losses), batch)
-
-            self.temperature.update(counted.observations)
 
         self._n_updates += gradient_steps
         self._last_update = batch, beta

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cbsql._jit import jit
-from cbsql.tabular.vector_math import expm1, log1p
+from cbsql._vector_math import expm1, log1p
 
 _EPS = float(np.finfo(np.float64).eps)
 
