@@ -113,6 +113,27 @@ def test_counts_are_the_value_updates_made():
     assert int(state["counts"].sum()) == model._n_updates * 8
 
 
+@pytest.mark.parametrize("env", ["CliffWalking-v1", "MinAtar/Breakout-v1"])
+def test_counts_may_be_of_visits(env):
+    """Of each state, as often as the replay buffer has a step from it, whatever is replayed."""
+    envs = make_vec_env(env, n_envs=2)
+    model = CBSQL("MlpPolicy", envs, counter=ExactCounter(), counted="visits", **QUICK).learn(100)
+    stored = model.replay_buffer.observations[: model.replay_buffer.pos].reshape(100, -1)
+    states = model.replay_buffer.sample(30).observations
+    visits = (states.numpy().reshape(30, 1, -1) == stored).all(-1).sum(1)
+    np.testing.assert_array_equal(model.temperature.counter.count(states), visits)
+    assert int(model.temperature.state_dict()["counts"].sum()) == 100
+
+
+def test_visits_are_counted_as_they_were_before_vec_normalize():
+    env = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]), norm_reward=False)
+    script = Script()
+    SQL("MlpPolicy", env, temperature=script, counted="visits", **QUICK).learn(20)
+    seen = np.concatenate([rows for kind, rows in script.log if kind == "update"])
+    assert seen.shape == (20, 4)
+    assert np.abs(seen[:, 0]).max() < 0.2  # near the middle of the track; normalised it is not
+
+
 @pytest.mark.parametrize(
     ("env", "policy", "kind"),
     [

@@ -19,6 +19,7 @@ from cbsql.temperature import Constant, CountBased, Counter, Temperature, from_c
 
 Batch = ReplayBufferSamples | DictReplayBufferSamples
 LOSSES = {"mse": F.mse_loss, "huber": F.smooth_l1_loss}
+COUNTED = ("updates", "visits")
 
 
 class DivergenceError(RuntimeError):
@@ -43,6 +44,8 @@ class SQL(SafeDQN):
     :param double: choose the soft policy by the online network, judge it by the target network
     :param soft_n_step: with ``n_steps`` above 1, take what the soft policy costs at the states
         between from the return, each at its own inverse temperature (the paper's soft return)
+    :param counted: what moves a temperature on: the "updates" of a state's value, as in the paper,
+        or its "visits", one for each step taken from it
     """
 
     def __init__(
@@ -53,12 +56,15 @@ class SQL(SafeDQN):
         loss: str = "mse",
         double: bool = False,
         soft_n_step: bool = False,
+        counted: str = "updates",
         **kwargs: Any,
     ) -> None:
         if beta is not None and temperature is not None:
             raise ValueError(f"Give beta ({beta}) or temperature ({temperature}), not both.")
         if loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, not {loss!r}.")
+        if counted not in COUNTED:
+            raise ValueError(f"counted must be one of {', '.join(COUNTED)}, not {counted!r}.")
         if temperature is None:
             temperature = Constant(100.0 if beta is None else beta)
         self.temperature_config = temperature.config()
@@ -68,6 +74,7 @@ class SQL(SafeDQN):
         self.loss = loss
         self.double = double
         self.soft_n_step = soft_n_step
+        self.counted = counted
         self._last_update: tuple[Batch, float | th.Tensor] | None = None
         super().__init__(*args, **kwargs)
 
@@ -140,12 +147,13 @@ class SQL(SafeDQN):
 
         losses = []
         for _ in range(gradient_steps):
-            batch, counted = self._sample(batch_size)
+            batch, as_counted = self._sample(batch_size)
             with th.no_grad():
                 # The temperature is that of the evidence before this update, which is counted now,
                 # not at the end: the counter and the batch are in the processor's caches here.
-                beta = self._beta(counted.next_observations)
-                self.temperature.update(counted.observations)
+                beta = self._beta(as_counted.next_observations)
+                if self.counted == "updates":
+                    self.temperature.update(as_counted.observations)
                 target = self._target(batch, beta)  # (batch, 1)
 
             loss = self._loss(batch, target)
@@ -265,6 +273,9 @@ class SQL(SafeDQN):
                 f"The environment returned the rewards {reward} at step {self.num_timesteps}: "
                 "they must be finite numbers."
             )
+        if self.counted == "visits":
+            normalized = self._vec_normalize_env is not None
+            self.temperature.update(self._last_original_obs if normalized else self._last_obs)
         super()._store_transition(*args, **kwargs)
 
     def dump_logs(self) -> None:
