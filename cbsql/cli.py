@@ -223,6 +223,9 @@ def train(
     ] = "",
     beta: Annotated[float, typer.Option(help="Inverse temperature of (rainbow-)sql.")] = 100.0,
     kappa: Annotated[float, typer.Option(help="Beta per count, of (rainbow-)cbsql.")] = 0.01,
+    counter: Annotated[
+        str, typer.Option(help="Of (rainbow-)cbsql, if not the usual: cts|exact|simhash|coin-flip.")
+    ] = "",
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
     protocol: Annotated[str, typer.Option(help="How Atari is played: nature|machado.")] = "nature",
     setting: Annotated[
@@ -250,6 +253,7 @@ def train(
             seed=seed,
             beta=beta,
             kappa=kappa,
+            counter=counter,
             protocol=protocol,
             settings=settings,
         )

@@ -125,11 +125,13 @@ class Linear(Temperature):
 class CountBased(Temperature):
     """beta(s) = kappa n(s): the temperature of the paper, for any counter.
 
-    Without a counter, the learner it is given to installs the one that fits its observations.
+    Without a counter, the learner it is given to installs the one that fits its observations, or
+    the one that is named in its place, such as "simhash" (see :data:`cbsql.counts.COUNTERS`).
     """
 
-    def __init__(self, counter: Counter | None = None, kappa: float = 0.01) -> None:
-        self.counter = counter
+    def __init__(self, counter: Counter | str | None = None, kappa: float = 0.01) -> None:
+        self.counter_name = counter if isinstance(counter, str) else None
+        self.counter = None if isinstance(counter, str) else counter
         self.kappa = _positive("kappa", kappa)
 
     def beta(self, x: Observations) -> NDArray[np.float64]:
@@ -141,8 +143,9 @@ class CountBased(Temperature):
         self._counter.update(x)
 
     def config(self) -> dict[str, Any]:
-        """kappa; the counter is not a number, and left out."""
-        return {**super().config(), "kappa": self.kappa}
+        """kappa, and the counter if it has a name; else it is neither number nor text."""
+        named = {} if self.counter_name is None else {"counter": self.counter_name}
+        return {**super().config(), **named, "kappa": self.kappa}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The state of the counter."""

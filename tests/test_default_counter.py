@@ -3,7 +3,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from cbsql.counts import CTS, ExactCounter, PixelCounter, SimHash, default_counter, fit_counter
+from cbsql.counts import (
+    CTS,
+    CoinFlipNetwork,
+    ExactCounter,
+    PixelCounter,
+    PlaneCounter,
+    SimHash,
+    default_counter,
+    fit_counter,
+    named_counter,
+)
 from cbsql.temperature import CountBased, Counter
 
 IMAGE = spaces.Box(0, 255, (4, 84, 84), np.uint8)
@@ -81,3 +91,48 @@ def test_a_bare_cts_is_fitted_to_the_space_and_other_counters_are_left_alone():
     assert fit_counter(exact, IMAGE) is exact
     beta = CountBased(counter).beta(np.zeros((2, 4, 84, 84), np.uint8))
     assert beta.shape == (2,)
+
+
+MINATAR = spaces.Box(0, 1, (10, 10, 4), np.bool_)
+
+
+@pytest.mark.parametrize(
+    ("name", "space", "kind"),
+    [
+        ("cts", spaces.Box(0, 255, (84, 84, 1), np.uint8), PixelCounter),
+        ("cts", MINATAR, PlaneCounter),
+        ("exact", MINATAR, ExactCounter),
+        ("simhash", MINATAR, SimHash),
+        ("simhash", spaces.Box(0, 255, (84, 84, 1), np.uint8), SimHash),
+        ("coin-flip", spaces.Box(-1, 1, (3,)), CoinFlipNetwork),
+    ],
+)
+def test_counters_have_names(name, space, kind):
+    counter = named_counter(name, space)
+    assert type(counter) is kind
+    states = np.stack([space.sample() for _ in range(3)])
+    counter.update(states)
+    assert counter.count(states).shape == (3,)
+
+
+def test_planes_lie_side_by_side():
+    planes = np.zeros((1, 10, 10, 4), np.bool_)
+    planes[0, 2, 3, 0] = planes[0, 5, 9, 3] = True
+    counter = fit_counter(CTS((10, 40), levels=2), MINATAR)
+    symbols = counter.symbols(planes)[0]
+    assert np.argwhere(symbols).tolist() == [[2, 3], [5, 39]]
+    counter.update(np.repeat(planes, 100, axis=0))
+    other = planes.copy()
+    other[0, 2, 3, 0] = False
+    assert 0 <= counter.count(other)[0] < counter.count(planes)[0]
+
+
+def test_counters_that_do_not_fit_say_so():
+    with pytest.raises(ValueError, match="one of cts, exact, simhash, coin-flip, not 'hash'"):
+        named_counter("hash", MINATAR)
+    with pytest.raises(ValueError, match="not a space of images"):
+        named_counter("cts", spaces.Box(-1, 1, (3,)))
+    with pytest.raises(ValueError, match=r"must have the shape \(10, 40\), not \(10, 10\)"):
+        fit_counter(CTS((10, 10), levels=2), MINATAR)
+    with pytest.raises(ValueError, match="takes booleans"):
+        named_counter("cts", MINATAR).count(np.zeros((2, 10, 10, 4), np.uint8))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from cbsql._registration import MINATAR_GAMES
+from cbsql.counts import SimHash
 from cbsql.deep import SQL
 from cbsql.deep.networks import MinAtarCNN
 from cbsql.experiments import runner
@@ -205,8 +206,25 @@ def test_test_games_are_written_with_their_lives(tmp_path):
         ({"steps": -1}, "must not be negative"),
         ({"algorithm": "sql", "beta": -1.0}, "beta must be a positive number"),
         ({"kappa": 0.0}, "kappa must be a positive number"),
+        ({"counter": "hash"}, "counter must be one of cts, exact, simhash, coin-flip, not 'hash'"),
     ],
 )
 def test_bad_specs_are_refused(arguments, named):
     with pytest.raises(ValueError, match=named):
         RunSpec("CartPole-v1", **arguments)
+
+
+def test_runs_from_before_counters_had_names_are_those_of_the_usual_one(tmp_path):
+    described = RunSpec("CartPole-v1").describe()
+    del described["counter"]
+    (tmp_path / "run.json").write_text(json.dumps({"finished": True, "spec": described}))
+    assert runner.status(RunSpec("CartPole-v1"), tmp_path) == "finished"
+    with pytest.raises(ValueError, match="with counter '' and not 'exact'"):
+        runner.status(RunSpec("CartPole-v1", counter="exact"), tmp_path)
+
+
+def test_a_run_counts_with_the_counter_it_names(tmp_path):
+    spec = RunSpec("MinAtar/Breakout-v1", counter="simhash", steps=60)
+    model = train(spec, tmp_path)
+    assert isinstance(model.temperature.counter, SimHash)
+    assert "counter=simhash" in spec.name

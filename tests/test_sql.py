@@ -192,6 +192,16 @@ def test_a_counter_that_is_given_is_used_though_it_is_empty(tmp_path):
     np.testing.assert_array_equal(loaded.temperature.beta(states), model.temperature.beta(states))
 
 
+@pytest.mark.parametrize("name", ["cts", "simhash"])
+def test_a_counter_given_by_name_is_made_again_by_load(name, tmp_path):
+    model = CBSQL("MlpPolicy", "MinAtar/Breakout-v1", counter=name, **QUICK).learn(60)
+    model.save(tmp_path / "model")
+    loaded = CBSQL.load(tmp_path / "model")
+    assert type(loaded.temperature.counter) is type(model.temperature.counter)
+    states = model.replay_buffer.sample(8).observations
+    np.testing.assert_array_equal(loaded.temperature.beta(states), model.temperature.beta(states))
+
+
 def test_vec_normalize_is_undone_before_counting():
     env = VecNormalize(DummyVecEnv([lambda: gym.make("CartPole-v1")]), norm_reward=False)
     model = CBSQL("MlpPolicy", env, counter=SimHash(4), **QUICK).learn(60)

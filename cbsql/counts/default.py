@@ -8,12 +8,16 @@ from typing import Any, TypeVar
 import numpy as np
 from gymnasium import spaces
 
+from cbsql.counts.coin_flip import CoinFlipNetwork
 from cbsql.counts.cts import CTS
 from cbsql.counts.exact import ExactCounter
-from cbsql.counts.frames import PixelCounter, image_layout
+from cbsql.counts.frames import DensityCounter, PixelCounter, PlaneCounter, image_layout
 from cbsql.counts.simhash import SimHash
 
 Other = TypeVar("Other")
+
+COUNTERS = ("cts", "exact", "simhash", "coin-flip")
+"""What :func:`named_counter` knows."""
 
 
 def default_counter(
@@ -47,9 +51,35 @@ def default_counter(
     )
 
 
-def fit_counter(counter: Other, observation_space: spaces.Space[Any]) -> Other | PixelCounter:
+def named_counter(
+    name: str, observation_space: spaces.Space[Any], seed: int = 0
+) -> DensityCounter | ExactCounter | SimHash | CoinFlipNetwork:
+    """One of :data:`COUNTERS`, for an observation space that it can count."""
+    space = observation_space
+    if name == "exact":
+        return ExactCounter()
+    if name == "simhash":
+        parts = space.values() if isinstance(space, spaces.Dict) else [space]
+        return SimHash(sum(_size(part) for part in parts), seed=seed)
+    if name == "coin-flip":
+        return CoinFlipNetwork(space, seed=seed)
+    if name == "cts":
+        if space.dtype == np.bool_ and len(space.shape or ()) == 3:
+            height, width, planes = space.shape or ()
+            return PlaneCounter(CTS((height, planes * width), levels=2), space)
+        image_layout(space)  # refuses what is no image
+        counter = default_counter(space)
+        assert isinstance(counter, PixelCounter)
+        return counter
+    raise ValueError(f"A counter is one of {', '.join(COUNTERS)}, not {name!r}.")
+
+
+def fit_counter(counter: Other, observation_space: spaces.Space[Any]) -> Other | DensityCounter:
     """Make a counter take observations of a space: a bare CTS is given the frames it needs."""
-    return PixelCounter(counter, observation_space) if isinstance(counter, CTS) else counter
+    if not isinstance(counter, CTS):
+        return counter
+    kind = PlaneCounter if observation_space.dtype == np.bool_ else PixelCounter
+    return kind(counter, observation_space)
 
 
 def _size(space: spaces.Space[Any]) -> int:

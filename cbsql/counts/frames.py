@@ -18,7 +18,33 @@ Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
 
-class PixelCounter:
+class DensityCounter:
+    """Counts observations by the pseudo-counts of what a density model sees of them."""
+
+    density: CTS
+
+    def symbols(self, x: Any) -> Bytes:
+        """What the density model sees of a batch of observations: (B, *density.shape)."""
+        raise NotImplementedError
+
+    def count(self, x: Any) -> Floats:
+        """Pseudo-counts of a batch, shape (batch,)."""
+        return self.density.count(self.symbols(x))
+
+    def update(self, x: Any) -> None:
+        """Learn a batch in order."""
+        self.density.update(self.symbols(x))
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The state of the density model."""
+        return self.density.state_dict()
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from the state of a density model of the same kind."""
+        self.density.load_state_dict(state)
+
+
+class PixelCounter(DensityCounter):
     """Counts image observations with a density model over symbols.
 
     An observation is a frame or a stack of frames, oldest first, channels first or last as
@@ -65,24 +91,40 @@ class PixelCounter:
             grey = x[..., -1] if self.frame_channels == 1 else _luma(x[..., -3:])
         return shrink(grey, self.density.shape, self.density.levels)
 
-    def count(self, x: Bytes | torch.Tensor) -> Floats:
-        """Pseudo-counts of a batch, shape (batch,)."""
-        return self.density.count(self.symbols(x))
-
-    def update(self, x: Bytes | torch.Tensor) -> None:
-        """Learn a batch in order."""
-        self.density.update(self.symbols(x))
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """The state of the density model."""
-        return self.density.state_dict()
-
-    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Go on from the state of a density model of the same kind."""
-        self.density.load_state_dict(state)
-
     def __repr__(self) -> str:
         return f"PixelCounter({self.density!r}, observations={self._shape})"
+
+
+class PlaneCounter(DensityCounter):
+    """Counts boolean images, such as MinAtar's, with a density model over two symbols.
+
+    The planes of an observation (H, W, C) lie side by side in what the model sees, (H, C W).
+    """
+
+    def __init__(self, density: CTS, observation_space: spaces.Space[Any]) -> None:
+        self._shape = observation_space.shape or ()
+        if observation_space.dtype != np.bool_ or len(self._shape) != 3:
+            raise ValueError(f"{observation_space} is not a space of boolean images (H, W, C).")
+        height, width, planes = self._shape
+        if density.shape != (height, planes * width):
+            raise ValueError(
+                f"The density model of {observation_space} must have the shape "
+                f"{(height, planes * width)}, not {density.shape}."
+            )
+        self.density = density
+
+    def symbols(self, x: npt.NDArray[np.bool_] | torch.Tensor) -> Bytes:
+        """What the density model sees of a batch of observations: (B, *density.shape)."""
+        if isinstance(x, torch.Tensor):
+            x = x.numpy(force=True)
+        if x.dtype != np.bool_ or x.shape[1:] != self._shape:
+            raise ValueError(
+                f"PlaneCounter takes booleans (B, *{self._shape}), got {x.dtype} of {x.shape}."
+            )
+        return np.moveaxis(x, 3, 2).reshape(len(x), *self.density.shape).astype(np.uint8)
+
+    def __repr__(self) -> str:
+        return f"PlaneCounter({self.density!r}, observations={self._shape})"
 
 
 def image_layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], int | None]:

@@ -10,7 +10,7 @@ from gymnasium import spaces
 from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from cbsql.counts import default_counter, fit_counter
+from cbsql.counts import default_counter, fit_counter, named_counter
 from cbsql.deep.optim import clipped_step
 from cbsql.deep.saving import SafeDQN
 from cbsql.operators import kl_cost, kl_from_uniform, mellowmax, soft_policy, soft_value
@@ -93,7 +93,12 @@ class SQL(SafeDQN):
         if isinstance(self.temperature, CountBased):
             counter = self.temperature.counter
             if counter is None:  # an empty one is false
-                counter = default_counter(self.observation_space)
+                name = self.temperature.counter_name
+                counter = (
+                    default_counter(self.observation_space)
+                    if name is None
+                    else named_counter(name, self.observation_space)
+                )
             self.temperature.counter = fit_counter(counter, self.observation_space)
 
     def _choose_replay(self) -> None:
@@ -305,11 +310,12 @@ class CBSQL(SQL):
     It takes the arguments of :class:`SQL` but for ``beta`` and ``temperature``, and by name:
 
     :param kappa: how fast trust grows with the number of value updates
-    :param counter: what counts them; chosen from the observation space if not given
+    :param counter: what counts them, or its name (:data:`cbsql.counts.COUNTERS`); chosen from the
+        observation space if not given
     """
 
     def __init__(
-        self, *args: Any, kappa: float = 0.01, counter: Counter | None = None, **kwargs: Any
+        self, *args: Any, kappa: float = 0.01, counter: Counter | str | None = None, **kwargs: Any
     ) -> None:
         super().__init__(*args, temperature=CountBased(counter, kappa), **kwargs)
 

@@ -61,6 +61,8 @@ class Run:
             parts.append(f"{spec['beta']:g}")
         if spec["algorithm"].endswith("cbsql") and spec.get("kappa", 0.01) != 0.01:
             parts.append(f"kappa={spec['kappa']:g}")
+        if spec.get("counter"):
+            parts.append(f"counter={spec['counter']}")
         if spec.get("protocol", "nature") != "nature":
             parts.append(f"protocol={spec['protocol']}")
         parts += [f"{name}={value}" for name, value in spec.get("settings", {}).items()]

@@ -121,6 +121,7 @@ def status(spec: RunSpec, folder: Path) -> str:
             f"{path} is damaged ({error!r}): move {folder} away, and the run is made anew."
         ) from None
     ours = json.loads(json.dumps(spec.describe()))
+    recorded.setdefault("counter", "")  # older runs had no choice
     for described in (ours, recorded):
         described["steps"] = described.get("steps") or preset(spec).steps  # 0 means these
     different = [name for name in ours if ours[name] != recorded.get(name)]

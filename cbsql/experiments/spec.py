@@ -15,6 +15,7 @@ import gymnasium as gym
 import yaml
 from stable_baselines3 import DQN
 
+from cbsql.counts import COUNTERS
 from cbsql.deep import SQL, Munchausen, Rainbow
 from cbsql.deep.networks import MinAtarCNN
 from cbsql.deep.optim import Adam, RMSprop
@@ -45,6 +46,8 @@ class RunSpec:
     """How an Atari game is played: "nature" or "machado"."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Arguments of the algorithm that replace those of the preset; ``policy_kwargs`` one by one."""
+    counter: str = ""
+    """What counts, one of :data:`cbsql.counts.COUNTERS`; if empty, what fits the observations."""
 
     def __post_init__(self) -> None:
         if self.algorithm not in ALGORITHMS:
@@ -65,6 +68,8 @@ class RunSpec:
                 f"{wrong[0]!r}; the nearest is {nearest!r}."
             )
         self.temperature()  # checks beta and kappa
+        if self.counter and self.counter not in COUNTERS:
+            raise ValueError(f"counter must be one of {', '.join(COUNTERS)}, not {self.counter!r}.")
 
     @property
     def is_atari(self) -> bool:
@@ -81,18 +86,18 @@ class RunSpec:
     def temperature(self) -> Temperature:
         """A new temperature for this run."""
         if self.algorithm.endswith("cbsql"):
-            return CountBased(kappa=self.kappa)
+            return CountBased(self.counter or None, self.kappa)
         return Constant(self.beta) if self.algorithm.endswith("sql") else Greedy()
 
     @property
     def name(self) -> str:
         """What the run's folder is called in a sweep: other runs have other names."""
         constant = isinstance(self.temperature(), Constant)
-        usual = replace(self, steps=0, kappa=0.01, protocol="nature")
+        usual = replace(self, steps=0, kappa=0.01, counter="", protocol="nature")
         usual = usual if constant else replace(usual, beta=100.0)
         different = {
             key: getattr(self, key)
-            for key in ("steps", "beta", "kappa", "protocol")
+            for key in ("steps", "beta", "kappa", "counter", "protocol")
             if getattr(self, key) != getattr(usual, key)
         }
         if self.steps == preset(self).steps:
