@@ -18,7 +18,7 @@ Observations = Any
 
 @runtime_checkable
 class Counter(Protocol):
-    """n(s): how many value updates each state has received."""
+    """n(s): how many value updates each state has received, or whatever else is counted."""
 
     def count(self, x: Observations, /) -> NDArray[np.float64]:
         """The counts of a batch, shape (batch,), without changing the counter."""
@@ -89,7 +89,8 @@ class Constant(Temperature):
 class Linear(Temperature):
     """beta_i = kappa i in training step i, the same in every state (Fox et al., 2016).
 
-    A training step is one call of :meth:`update`, whatever the size of its batch.
+    A training step is one call of :meth:`update`, whatever the size of its batch. (A learner that
+    counts visits calls it for each step of its environments.)
     """
 
     def __init__(self, kappa: float) -> None:
@@ -131,8 +132,22 @@ class CountBased(Temperature):
 
     def __init__(self, counter: Counter | str | None = None, kappa: float = 0.01) -> None:
         self.counter_name = counter if isinstance(counter, str) else None
-        self.counter = None if isinstance(counter, str) else counter
+        self._installed = None if isinstance(counter, str) else counter
         self.kappa = _positive("kappa", kappa)
+
+    @property
+    def counter(self) -> Counter | None:
+        """What counts, if there is something yet."""
+        return self._installed
+
+    @counter.setter
+    def counter(self, counter: Counter) -> None:
+        self.counter_name = None
+        self._installed = counter
+
+    def install(self, counter: Counter) -> None:
+        """Count with the counter that was named, or left to the learner to choose."""
+        self._installed = counter
 
     def beta(self, x: Observations) -> NDArray[np.float64]:
         """Proportional to the value updates that each state has received."""

@@ -97,6 +97,16 @@ def test_more_runs_continue_the_same_sequence():
         np.testing.assert_array_equal(few[name], many[name][:500])
 
 
+def test_noise_does_not_depend_on_epsilon():
+    careful, random = (
+        Chance.draw(np.random.default_rng(0), 3, 4, epsilon) for epsilon in (0.0, 1.0)
+    )
+    np.testing.assert_array_equal(careful.noise, random.noise)
+    np.testing.assert_array_equal(careful.coin, random.coin)
+    assert not careful.explore.any()
+    assert random.explore.all()
+
+
 def test_another_seed_is_another_result():
     results = [run_chain(ChainSpec(runs=50, episodes=20, seed=seed)).returns for seed in (0, 1)]
     assert any((results[0][name] != results[1][name]).any() for name in results[0])

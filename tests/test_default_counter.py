@@ -132,7 +132,12 @@ def test_counters_that_do_not_fit_say_so():
         named_counter("hash", MINATAR)
     with pytest.raises(ValueError, match="not a space of images"):
         named_counter("cts", spaces.Box(-1, 1, (3,)))
-    with pytest.raises(ValueError, match=r"must have the shape \(10, 40\), not \(10, 10\)"):
-        fit_counter(CTS((10, 10), levels=2), MINATAR)
+    with pytest.raises(
+        ValueError, match=r"model is CTS\(\(10, 40\), levels=2\), not CTS\(\(10, 40\)"
+    ):
+        fit_counter(CTS((10, 40)), MINATAR)
+    for space in (spaces.Box(-1, 1, (3,)), spaces.Dict(a=spaces.Discrete(2))):
+        with pytest.raises(ValueError, match="Only integers and booleans can be counted exactly"):
+            named_counter("exact", space)
     with pytest.raises(ValueError, match="takes booleans"):
         named_counter("cts", MINATAR).count(np.zeros((2, 10, 10, 4), np.uint8))

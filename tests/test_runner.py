@@ -214,6 +214,9 @@ def test_bad_specs_are_refused(arguments, named):
         RunSpec("CartPole-v1", **arguments)
 
 
+SOON = {"learning_starts": 20}
+
+
 def test_runs_from_before_counters_had_names_are_those_of_the_usual_one(tmp_path):
     described = RunSpec("CartPole-v1").describe()
     del described["counter"]
@@ -224,7 +227,8 @@ def test_runs_from_before_counters_had_names_are_those_of_the_usual_one(tmp_path
 
 
 def test_a_run_counts_with_the_counter_it_names(tmp_path):
-    spec = RunSpec("MinAtar/Breakout-v1", counter="simhash", steps=60)
+    spec = RunSpec("MinAtar/Breakout-v1", counter="simhash", steps=60, settings=SOON)
     model = train(spec, tmp_path)
     assert isinstance(model.temperature.counter, SimHash)
+    assert model._n_updates > 0
     assert "counter=simhash" in spec.name

@@ -192,14 +192,39 @@ def test_a_counter_that_is_given_is_used_though_it_is_empty(tmp_path):
     np.testing.assert_array_equal(loaded.temperature.beta(states), model.temperature.beta(states))
 
 
-@pytest.mark.parametrize("name", ["cts", "simhash"])
-def test_a_counter_given_by_name_is_made_again_by_load(name, tmp_path):
-    model = CBSQL("MlpPolicy", "MinAtar/Breakout-v1", counter=name, **QUICK).learn(60)
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        ("cts", "MinAtar/Breakout-v1"),
+        ("simhash", "MinAtar/Breakout-v1"),
+        ("coin-flip", "CartPole-v1"),
+        ("coin-flip", "CliffWalking-v1"),
+    ],
+)
+def test_a_counter_given_by_name_is_made_again_by_load(name, env, tmp_path):
+    model = CBSQL("MlpPolicy", env, counter=name, **QUICK).learn(60)
+    assert model._n_updates > 0
     model.save(tmp_path / "model")
     loaded = CBSQL.load(tmp_path / "model")
     assert type(loaded.temperature.counter) is type(model.temperature.counter)
     states = model.replay_buffer.sample(8).observations
     np.testing.assert_array_equal(loaded.temperature.beta(states), model.temperature.beta(states))
+
+
+def test_a_counter_put_in_the_place_of_a_named_one_has_no_name(tmp_path):
+    model = CBSQL("MlpPolicy", "CliffWalking-v1", counter="exact", **QUICK)
+    model.temperature.counter = SimHash(1)
+    model.save(tmp_path / "model")
+    with pytest.raises(ValueError, match="ExactCounter"):  # the default, which it is not
+        CBSQL.load(tmp_path / "model")
+    given = CountBased(SimHash(1))
+    assert CBSQL.load(tmp_path / "model", temperature=given).temperature is given
+
+
+def test_what_is_counted_is_checked_by_load_too(tmp_path):
+    CBSQL("MlpPolicy", "CliffWalking-v1", **QUICK).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="counted must be one of updates, visits, not 'visit'"):
+        CBSQL.load(tmp_path / "model", counted="visit")
 
 
 def test_vec_normalize_is_undone_before_counting():

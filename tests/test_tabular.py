@@ -14,6 +14,7 @@ from stable_baselines3.common.monitor import Monitor
 
 from cbsql import TabularSQL
 from cbsql._vector_math import expm1, log, log1p
+from cbsql.counts import SimHash
 from cbsql.operators import mellowmax
 from cbsql.tabular import rule, soft_value_iteration
 from cbsql.temperature import Constant, CountBased, Greedy, Linear
@@ -158,3 +159,10 @@ def test_a_foreign_file_or_another_environment_is_refused(tmp_path):
     TabularSQL("FrozenLake-v1").learn(1).save(path)
     with pytest.raises(ValueError, match=r"\(16, 4\)"):
         TabularSQL.load(path, "CliffWalking-v1")
+
+
+def test_counters_may_be_named():
+    learner = TabularSQL(gym.make(**FROZEN_LAKE), CountBased("simhash"), seed=0).learn(10)
+    assert type(learner.temperature.counter) is SimHash
+    with pytest.raises(ValueError, match="one of cts, exact, simhash"):
+        TabularSQL(gym.make(**FROZEN_LAKE), CountBased("hash"))

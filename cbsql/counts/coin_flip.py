@@ -213,6 +213,8 @@ class CoinFlipNetwork:
             )
         for key, (shape, dtype) in self._parts.items():
             value = states[key]
+            if shape == () and value.shape[1:] == (1,):  # of Discrete, as replay buffers have it
+                value = value.squeeze(1)
             if value.shape[1:] != shape:
                 raise ValueError(
                     f"Observations must have the shape (B, *{shape}), got {tuple(value.shape)}."

@@ -57,10 +57,16 @@ def named_counter(
     """One of :data:`COUNTERS`, for an observation space that it can count."""
     space = observation_space
     if name == "exact":
+        floats = isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating)
+        if floats or _size(space) == 0:
+            raise ValueError(f"Only integers and booleans can be counted exactly, not {space}.")
         return ExactCounter()
     if name == "simhash":
         parts = space.values() if isinstance(space, spaces.Dict) else [space]
-        return SimHash(sum(_size(part) for part in parts), seed=seed)
+        sizes = [_size(part) for part in parts]
+        if 0 in sizes:
+            raise ValueError(f"SimHash takes arrays of one shape, which {space} are not.")
+        return SimHash(sum(sizes), seed=seed)
     if name == "coin-flip":
         return CoinFlipNetwork(space, seed=seed)
     if name == "cts":

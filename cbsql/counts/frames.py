@@ -106,17 +106,16 @@ class PlaneCounter(DensityCounter):
         if observation_space.dtype != np.bool_ or len(self._shape) != 3:
             raise ValueError(f"{observation_space} is not a space of boolean images (H, W, C).")
         height, width, planes = self._shape
-        if density.shape != (height, planes * width):
+        needed = CTS((height, planes * width), levels=2)
+        if (density.shape, density.levels) != (needed.shape, 2):
             raise ValueError(
-                f"The density model of {observation_space} must have the shape "
-                f"{(height, planes * width)}, not {density.shape}."
+                f"For {observation_space} the density model is {needed}, not {density}."
             )
         self.density = density
 
     def symbols(self, x: npt.NDArray[np.bool_] | torch.Tensor) -> Bytes:
         """What the density model sees of a batch of observations: (B, *density.shape)."""
-        if isinstance(x, torch.Tensor):
-            x = x.numpy(force=True)
+        x = x.numpy(force=True) if isinstance(x, torch.Tensor) else np.asarray(x)
         if x.dtype != np.bool_ or x.shape[1:] != self._shape:
             raise ValueError(
                 f"PlaneCounter takes booleans (B, *{self._shape}), got {x.dtype} of {x.shape}."

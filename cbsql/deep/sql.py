@@ -63,8 +63,6 @@ class SQL(SafeDQN):
             raise ValueError(f"Give beta ({beta}) or temperature ({temperature}), not both.")
         if loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, not {loss!r}.")
-        if counted not in COUNTED:
-            raise ValueError(f"counted must be one of {', '.join(COUNTED)}, not {counted!r}.")
         if temperature is None:
             temperature = Constant(100.0 if beta is None else beta)
         self.temperature_config = temperature.config()
@@ -79,6 +77,8 @@ class SQL(SafeDQN):
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
+        if self.counted not in COUNTED:  # asked here, where load() comes by
+            raise ValueError(f"counted must be one of {', '.join(COUNTED)}, not {self.counted!r}.")
         self._choose_replay()
         given = self.replay_buffer_kwargs
         with warnings.catch_warnings():
@@ -99,7 +99,7 @@ class SQL(SafeDQN):
                     if name is None
                     else named_counter(name, self.observation_space)
                 )
-            self.temperature.counter = fit_counter(counter, self.observation_space)
+            self.temperature.install(fit_counter(counter, self.observation_space))
 
     def _choose_replay(self) -> None:
         """Choose a buffer where SB3's own would not do, unless another is asked for.
@@ -153,12 +153,12 @@ class SQL(SafeDQN):
         losses = []
         for _ in range(gradient_steps):
             batch, as_counted = self._sample(batch_size)
+            # The temperature is that of the evidence before this update, which is counted now, not
+            # at the end: the counter and the batch are in the processor's caches here.
+            beta = self._beta(as_counted.next_observations)
+            if self.counted == "updates":
+                self.temperature.update(as_counted.observations)
             with th.no_grad():
-                # The temperature is that of the evidence before this update, which is counted now,
-                # not at the end: the counter and the batch are in the processor's caches here.
-                beta = self._beta(as_counted.next_observations)
-                if self.counted == "updates":
-                    self.temperature.update(as_counted.observations)
                 target = self._target(batch, beta)  # (batch, 1)
 
             loss = self._loss(batch, target)

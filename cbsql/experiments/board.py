@@ -79,8 +79,8 @@ class Speeds:
         return steps * (per_step or self.step_seconds(job.spec))
 
 
-def _what(spec: RunSpec) -> tuple[str, str]:
-    return spec.game, spec.algorithm
+def _what(spec: RunSpec) -> tuple[str, str, str]:
+    return spec.game, spec.algorithm, spec.counter
 
 
 def wall_seconds(seconds: Sequence[float], workers: int) -> float:

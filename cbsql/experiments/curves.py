@@ -61,7 +61,7 @@ class Run:
             parts.append(f"{spec['beta']:g}")
         if spec["algorithm"].endswith("cbsql") and spec.get("kappa", 0.01) != 0.01:
             parts.append(f"kappa={spec['kappa']:g}")
-        if spec.get("counter"):
+        if spec["algorithm"].endswith("cbsql") and spec.get("counter"):
             parts.append(f"counter={spec['counter']}")
         if spec.get("protocol", "nature") != "nature":
             parts.append(f"protocol={spec['protocol']}")

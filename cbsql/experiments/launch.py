@@ -79,7 +79,8 @@ class Job:
         """About what it needs at most."""
         settings = {**preset(self.spec).settings, **self.spec.settings}
         stored = min(settings["buffer_size"], self.spec.steps)
-        return PROCESS_BYTES + (stored * 84 * 84 if self.spec.is_atari else 0)
+        remembered = 4 * 50_000 if self.spec.counter == "coin-flip" else 0  # frames, by the counter
+        return PROCESS_BYTES + ((stored + remembered) * 84 * 84 if self.spec.is_atari else 0)
 
 
 class Plan(NamedTuple):

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from stable_baselines3.common.vec_env import VecEnv
 
-from cbsql.counts import PixelCounter
+from cbsql.counts import DensityCounter
 from cbsql.deep import SQL
 from cbsql.deep.policies import RainbowNetwork
 from cbsql.envs.atari import PROTOCOLS, rom_name
@@ -90,7 +90,7 @@ def _look(game: Game, model: SQL, observation: Any) -> dict[str, Any]:
         counter = model.temperature.counter
         assert counter is not None
         step["count"] = float(counter.count(state)[0])
-        if isinstance(counter, PixelCounter):
+        if isinstance(counter, DensityCounter):
             assert isinstance(state, torch.Tensor)
             symbols = counter.symbols(state)
             nats = -counter.density.pixel_log_prob(symbols)[0]

@@ -68,15 +68,13 @@ class Chance:
         """Draw for ``runs`` runs of epsilon-greedy learners."""
         shape = (EPISODE_STEPS, episodes, runs)  # runs are neighbours in memory, as in the kernel
         size = math.prod(shape)
-        # How many, then which: the same as asking at each step, without a draw for each.
+        noise = rng.standard_normal(shape)
+        coin = np.unpackbits(np.frombuffer(rng.bytes(math.ceil(size / 8)), np.uint8), count=size)
+        # How many, then which: the same as asking at each step, without a draw for each. It comes
+        # last, so that the rest is the same for all epsilon.
         explore = np.zeros(size, np.bool_)
         explore[rng.choice(size, rng.binomial(size, epsilon), replace=False, shuffle=False)] = True
-        octets = np.frombuffer(rng.bytes(math.ceil(size / 8)), np.uint8)
-        return cls(
-            noise=rng.standard_normal(shape).T,
-            explore=explore.reshape(shape).T,
-            coin=np.unpackbits(octets, count=size).reshape(shape).T,
-        )
+        return cls(noise.T, explore.reshape(shape).T, coin.reshape(shape).T)
 
 
 def simulate(

@@ -13,7 +13,7 @@ from rich.progress import track
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from cbsql.counts import ExactCounter
+from cbsql.counts import named_counter
 from cbsql.tabular.rule import soft_update
 from cbsql.temperature import CountBased, Temperature, from_config
 
@@ -50,7 +50,8 @@ class TabularSQL:
             raise ValueError(f"epsilon must be a probability, not {epsilon!r}.")
         self.temperature = CountBased() if temperature is None else temperature
         if isinstance(self.temperature, CountBased) and self.temperature.counter is None:
-            self.temperature.counter = ExactCounter()
+            name = self.temperature.counter_name or "exact"
+            self.temperature.install(named_counter(name, self.env.observation_space))
         self.learning_rate, self.gamma, self.epsilon = learning_rate, gamma, epsilon
         self.q: NDArray[np.float64] = np.zeros((states, actions))
         self.num_timesteps = 0
@@ -125,8 +126,8 @@ class TabularSQL:
     ) -> "TabularSQL":
         """Read what :meth:`save` wrote; it goes on learning as the saved learner would.
 
-        A temperature that is not this package's, or counts with another counter than
-        :class:`ExactCounter`, has to be given: files hold numbers, never code.
+        A temperature that is not this package's, or counts with a counter that is neither the
+        default one nor has a name, has to be given: files hold numbers, never code.
         """
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
