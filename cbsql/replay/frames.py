@@ -203,8 +203,7 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         self, rows: NDArray[np.int64], last_rows: NDArray[np.int64], envs: NDArray[np.int64]
     ) -> tuple[NDArray[Any], NDArray[Any]]:
         channels, *size = self.obs_shape
-        # (batch, pixels, channels)
-        obs, next_obs = np.empty((2, len(rows), math.prod(size), channels), np.uint8)
+        stacks = np.empty((2, len(rows), math.prod(size), channels), np.uint8)
         _copy_stacks(
             self.frames,
             self._newest,
@@ -213,11 +212,12 @@ class FrameReplayBuffer(IndexedReplayBuffer):
             rows,
             last_rows,
             envs,
-            obs,
-            next_obs,
+            *stacks,  # (batch, pixels, channels) each
         )
-        shape = (-1, *size, channels)
-        return np.moveaxis(obs.reshape(shape), -1, 1), np.moveaxis(next_obs.reshape(shape), -1, 1)
+        images = stacks.reshape(2, -1, *size, channels)
+        # What np.moveaxis does, for a tenth of its time.
+        obs, next_obs = images.transpose(0, 1, images.ndim - 1, *range(2, images.ndim - 1))
+        return obs, next_obs
 
     def _tensor(self, array: Any) -> th.Tensor:
         tensor = super()._tensor(array)
