@@ -67,14 +67,15 @@ def textbook(layer, x, noise):
     return x @ weight.T + bias
 
 
-def test_noise_on_activations_is_noise_on_weights():
-    layer, x = noisy_layer(), th.randn(6, 4)
+@pytest.mark.parametrize("rows", [1, 6, 40])  # on activations, or on weights
+def test_noise_is_that_of_the_textbook(rows):
+    layer, x = noisy_layer(), th.randn(rows, 4)
     layer.reset_noise(th.Generator().manual_seed(3))
     drawn = th.randn(7, generator=th.Generator().manual_seed(3))
     ours, theirs = layer(x), textbook(layer, x, drawn)
     th.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)
     parameters = list(layer.parameters())
-    goal = th.randn(6, 3)
+    goal = th.randn(rows, 3)
     for a, b in zip(
         th.autograd.grad(((ours - goal) ** 2).sum(), parameters),
         th.autograd.grad(((theirs - goal) ** 2).sum(), parameters),
@@ -85,10 +86,10 @@ def test_noise_on_activations_is_noise_on_weights():
 
 
 def test_each_row_may_have_noise_of_its_own():
-    layer, x = noisy_layer(), th.randn(6, 4)
-    layer.reset_noise(th.Generator().manual_seed(3), rows=6)
-    drawn = th.randn(6, 7, generator=th.Generator().manual_seed(3))
-    each = th.cat([textbook(layer, x[i : i + 1], drawn[i]) for i in range(6)])
+    layer, x = noisy_layer(), th.randn(40, 4)
+    layer.reset_noise(th.Generator().manual_seed(3), rows=40)
+    drawn = th.randn(40, 7, generator=th.Generator().manual_seed(3))
+    each = th.cat([textbook(layer, x[i : i + 1], drawn[i]) for i in range(40)])
     th.testing.assert_close(layer(x), each, rtol=0, atol=1e-6)
 
 
