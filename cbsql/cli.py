@@ -312,6 +312,10 @@ def evaluate(
     video: Annotated[
         Path | None, typer.Option(help="Film the first game: FILE.mp4, for any browser.")
     ] = None,
+    epsilon: Annotated[
+        float | None,
+        typer.Option(help="Of random actions, instead of the paper's; test.csv stays as it is."),
+    ] = None,
 ) -> None:
     """Play test games with what a run has learnt, and write their scores to its test.csv."""
     import numpy as np
@@ -322,6 +326,8 @@ def evaluate(
         spec, load = _open_run(run)
         if episodes < 1:
             raise ValueError(f"episodes must be at least 1, not {episodes}.")
+        if epsilon is not None and not 0 <= epsilon <= 1:
+            raise ValueError(f"epsilon must be from 0 to 1, not {epsilon}.")
         if video and video.suffix != ".mp4":
             raise ValueError(f"--video takes the name of an .mp4 file, not {video}.")
         if video:
@@ -331,9 +337,10 @@ def evaluate(
         with Progress(console=console, transient=True) as progress:
             games = progress.add_task(f"{spec.game}, test games", total=episodes)
             played = runner.evaluate(
-                spec, load(), episodes, seed, video, lambda: progress.advance(games)
+                spec, load(), episodes, seed, video, lambda: progress.advance(games), epsilon
             )
-        runner.write_test(run, played)
+        if epsilon is None:
+            runner.write_test(run, played)
     scores = np.array([episode.score for episode in played if episode.kind == "game"])
     shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"
     if episodes > 1:

@@ -471,18 +471,29 @@ def seed_of_test(spec: RunSpec) -> int:
 
 
 def policy_of_test(
-    spec: RunSpec, model: SQL, env: VecEnv, seed: int
+    spec: RunSpec, model: SQL, env: VecEnv, seed: int, epsilon: float | None = None
 ) -> Callable[[Any], tuple[NDArray[np.int64], bool]]:
-    """The preset's policy of test games: for an observation, an action and whether it is random."""
-    epsilon = preset(spec).test_epsilon
+    """The policy of test games: for an observation, an action and whether it is random.
+
+    :param epsilon: probability of a random action; None means the preset's
+    """
+    epsilon = preset(spec).test_epsilon if epsilon is None else epsilon
     rng = np.random.default_rng(seed)
     assert isinstance(env.action_space, gym.spaces.Discrete)
     n_actions = int(env.action_space.n)
 
+    seen: Any = None
+    action: Any = None
+
     def act(observation: Any) -> tuple[NDArray[np.int64], bool]:
-        action, _ = model.predict(observation, deterministic=True)
+        nonlocal seen, action
         if rng.random() < epsilon:
             return rng.integers(n_actions, size=1), True
+        # A policy that never serves the ball of Breakout sees the same picture until the game is
+        # cut off, for 27,000 steps.
+        if seen is None or not np.array_equal(observation, seen):
+            action, _ = model.predict(observation, deterministic=True)
+            seen = observation.copy() if isinstance(observation, np.ndarray) else None
         return action, False
 
     return act
@@ -501,10 +512,12 @@ def evaluate(
     seed: int,
     video: Path | None = None,
     advance: Callable[[], None] = lambda: None,
+    epsilon: float | None = None,
 ) -> list[Episode]:
-    """Play whole games under the preset's test policy; the first of them may be filmed.
+    """Play whole games under the test policy; the first of them may be filmed.
 
     :param advance: called after each game
+    :param epsilon: see :func:`policy_of_test`
     """
     played: list[Episode] = []
     games_played = 0
@@ -512,7 +525,7 @@ def evaluate(
         env = stack.enter_context(closing(make_env(spec, seed, video is not None, test=True)))
         fps = frames_per_second(spec, env)
         camera = stack.enter_context(film(video, fps)) if video else None
-        policy = policy_of_test(spec, model, env, seed)
+        policy = policy_of_test(spec, model, env, seed, epsilon)
         observation = env.reset()
         while games_played < games:
             if camera and not games_played:
