@@ -118,6 +118,14 @@ def test_train_then_evaluate(tmp_path):
     assert [row["kind"] for row in rows] == ["game"] * 3
     mean = sum(float(row["score"]) for row in rows) / 3
     assert f"mean {mean:.2f} over 3 games" in " ".join(done.stdout.split())
+    before = (tmp_path / "run" / "test.csv").read_bytes()
+    done = cbsql("evaluate", "run", "--episodes", "3", "--epsilon", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert f"mean {mean:.2f} over" not in " ".join(done.stdout.split())
+    assert (tmp_path / "run" / "test.csv").read_bytes() == before  # these are not the paper's games
+    done = cbsql("evaluate", "run", "--epsilon", "2", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "epsilon must be from 0 to 1, not 2.0" in " ".join(done.stderr.split())
     done = cbsql("evaluate", "run", "--video", "film.gif", cwd=tmp_path)
     assert done.returncode == 2
     assert "takes the name of an .mp4 file, not film.gif" in " ".join(done.stderr.split())

@@ -4,6 +4,7 @@ import csv
 import json
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 
 import cv2
 import numpy as np
@@ -232,3 +233,22 @@ def test_a_run_counts_with_the_counter_it_names(tmp_path):
     assert isinstance(model.temperature.counter, SimHash)
     assert model._n_updates > 0
     assert "counter=simhash" in spec.name
+
+
+def test_a_test_policy_asks_the_network_once_about_what_stays_the_same(monkeypatch):
+    spec = RunSpec("CartPole-v1", "sql")
+    with closing(make_env(spec, 0, test=True)) as env:
+        model, asked = make_model(spec, env), []
+        predict = partial(model.predict, deterministic=True)
+        states = np.random.default_rng(0).normal(scale=50, size=(100, 1, 4)).astype(np.float32)
+        seen = next(x for x in states if predict(x)[0] != predict(-x)[0])
+        wanted = [predict(x)[0] for x in (seen, seen, -seen, -seen, seen)]
+        monkeypatch.setattr(
+            model, "predict", lambda obs, deterministic: asked.append(1) or predict(obs)
+        )
+        act = runner.policy_of_test(spec, model, env, seed=0)
+        actions = [act(seen)[0], act(seen.copy())[0]]
+        seen *= -1  # environments may write to what they gave
+        actions += [act(seen)[0], act(seen)[0], act(-seen)[0]]
+    np.testing.assert_array_equal(actions, wanted)
+    assert len(asked) == 3
