@@ -1,8 +1,9 @@
 """Optimisers that go once through the memory of a network, and clip its gradient on the way.
 
 Torch goes through it once for each operation, and for small networks the time is that of calling
-the operations. Options, state and, to rounding, results are Torch's, which also does the work
-wherever these cannot: for parameters that are not on the CPU, and with options that are not here.
+the operations. Its kernel for Adam in one pass is used here, without all that it does on the way
+there. Options, state and, to rounding, results are Torch's, which also does the work wherever these
+cannot: for parameters that are not on the CPU, and with options that are not here.
 """
 
 from collections.abc import Callable
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 
 from cbsql._jit import jit
 
-Arrays = tuple[NDArray[np.float32], ...]
+Tensors = list[th.Tensor]
 """The memory of each parameter, or of something of the same shape for each."""
+Arrays = tuple[NDArray[np.float32], ...]
+"""The same for Numba."""
 
 
 def clipped_step(
@@ -59,18 +62,21 @@ class OnePass(th.optim.Optimizer):
         gradients = [[p.grad.view(-1) for p in learnt] for learnt in given]
         norm = float(sum(th.dot(g, g).item() for of_group in gradients for g in of_group) ** 0.5)
         # As in Torch: what is below the norm is multiplied by 1.
-        factor = np.float32(min(max_norm / (norm + 1e-6), 1.0) if np.isfinite(norm) else norm)
+        factor = min(max_norm / (norm + 1e-6), 1.0) if np.isfinite(norm) else norm
         for group, learnt, of_group in zip(self.param_groups, given, gradients, strict=True):
             if learnt:
                 states = [self._state_of(p) for p in learnt]
-                th._foreach_add_([state["step"] for state in states], 1)
-                slots = [_memory([state[name] for state in states]) for name in self._slots]
-                both = _memory([p.detach() for p in learnt]), _memory(of_group)
-                self._update(group, int(states[0]["step"]), factor, *both, *slots)
+                steps = [state["step"] for state in states]
+                th._foreach_add_(steps, 1)
+                slots = [[state[name].view(-1) for state in states] for name in self._slots]
+                weights = [p.detach().view(-1) for p in learnt]
+                self._update(group, steps, factor, weights, of_group, *slots)
         return norm
 
-    def _update(self, group: dict[str, Any], step: int, factor: np.float32, *arrays: Any) -> None:
-        """Update weights, the first of the arrays, by gradients, the second, times a factor."""
+    def _update(
+        self, group: dict[str, Any], steps: Tensors, factor: float, *tensors: Tensors
+    ) -> None:
+        """Update weights, the first of the tensors, by gradients, the second, times a factor."""
         raise NotImplementedError
 
     def _is_plain(self, group: dict[str, Any]) -> bool:
@@ -99,10 +105,13 @@ class RMSprop(OnePass, th.optim.RMSprop):
     def _is_plain(self, group: dict[str, Any]) -> bool:
         return group["centered"] and super()._is_plain(group)
 
-    def _update(self, group: dict[str, Any], step: int, factor: np.float32, *arrays: Any) -> None:
+    def _update(
+        self, group: dict[str, Any], steps: Tensors, factor: float, *tensors: Tensors
+    ) -> None:
         alpha = group["alpha"]
-        rates = [np.float32(rate) for rate in (group["lr"], alpha, 1 - alpha, group["eps"])]
-        _rmsprop(*arrays, factor, *rates)  # type: ignore[call-arg]
+        rates = [np.float32(rate) for rate in (factor, group["lr"], alpha, 1 - alpha, group["eps"])]
+        arrays = [tuple(tensor.numpy() for tensor in of_kind) for of_kind in tensors]
+        _rmsprop(*arrays, *rates)  # type: ignore[arg-type]
 
 
 class Adam(OnePass, th.optim.Adam):
@@ -111,16 +120,28 @@ class Adam(OnePass, th.optim.Adam):
     _slots = ("exp_avg", "exp_avg_sq")
     _refused = ("weight_decay", "amsgrad", "maximize", "differentiable", "capturable")
 
-    def _update(self, group: dict[str, Any], step: int, factor: np.float32, *arrays: Any) -> None:
-        beta_1, beta_2 = group["betas"]
-        step_size = np.float32(group["lr"] / (1 - beta_1**step))
-        inverse_root = np.float32((1 - beta_2**step) ** -0.5)
-        rates = [np.float32(rate) for rate in (1 - beta_1, beta_2, 1 - beta_2, group["eps"])]
-        _adam(*arrays, factor, step_size, inverse_root, *rates)  # type: ignore[call-arg]
-
-
-def _memory(tensors: list[th.Tensor]) -> Arrays:
-    return tuple(tensor.numpy().reshape(-1) for tensor in tensors)
+    def _update(
+        self, group: dict[str, Any], steps: Tensors, factor: float, *tensors: Tensors
+    ) -> None:
+        weights, gradients, means, square_means = tensors
+        if factor != 1:
+            th._foreach_mul_(gradients, factor)
+        beta1, beta2 = group["betas"]
+        th._fused_adam_(
+            weights,
+            gradients,
+            means,
+            square_means,
+            [],
+            steps,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=0.0,
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 @jit()
@@ -145,27 +166,3 @@ def _rmsprop(
             # Rounding takes the variance of a constant gradient below zero.
             variance = max(square_mean[i] - mean[i] * mean[i], np.float32(0))
             weight[i] -= learning_rate * g / (np.sqrt(variance) + eps)
-
-
-@jit()
-def _adam(
-    weights: Arrays,
-    gradients: Arrays,
-    means: Arrays,
-    square_means: Arrays,
-    factor: np.float32,
-    step_size: np.float32,
-    inverse_root: np.float32,
-    rest_1: np.float32,  # 1 - beta_1
-    beta_2: np.float32,
-    rest_2: np.float32,
-    eps: np.float32,
-) -> None:
-    for k in range(len(weights)):
-        weight, gradient = weights[k], gradients[k]
-        mean, square_mean = means[k], square_means[k]
-        for i in range(weight.size):
-            g = factor * gradient[i]
-            mean[i] += rest_1 * (g - mean[i])
-            square_mean[i] = beta_2 * square_mean[i] + rest_2 * g * g
-            weight[i] -= step_size * mean[i] / (np.sqrt(square_mean[i]) * inverse_root + eps)
