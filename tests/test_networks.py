@@ -85,6 +85,56 @@ def test_noise_is_that_of_the_textbook(rows):
         th.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
 
 
+def in_double(layer, x):
+    """With an explicit matrix of weights in double precision, and what autograd says about it."""
+    weight, sigma, bias, bias_sigma = (
+        p.detach().double().requires_grad_()
+        for p in (layer.weight, layer.weight_sigma, layer.bias, layer.bias_sigma)
+    )
+    f_in, f_out = layer.noise[0].double().split([layer.in_features, layer.out_features])
+    x = x.detach().double().requires_grad_()
+    y = x @ (weight + sigma * th.outer(f_out, f_in)).T + bias + bias_sigma * f_out
+    return y, (x, weight, sigma, bias, bias_sigma)
+
+
+@pytest.mark.parametrize("guard", [th.no_grad, th.inference_mode])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1, 1), (7, 2), (64, 51), (700, 130)])
+def test_one_row_without_a_gradient(inputs, outputs, guard):
+    layer = noisy_layer(inputs, outputs)
+    layer.reset_noise()
+    with guard():
+        x = th.randn(3, inputs)
+        for row in (x[:1], x.T.contiguous().T[2:], th.zeros(1, inputs)):
+            assert layer(row).dtype == th.float32
+            wanted, _ = in_double(layer, row.clone())
+            th.testing.assert_close(layer(row).double(), wanted.detach(), rtol=1e-5, atol=1e-5)
+
+
+def test_other_kinds_of_numbers_are_left_to_torch():
+    layer = noisy_layer(40, 30).double()
+    layer.reset_noise()
+    for rows in (1, 20):
+        with th.no_grad():
+            x = th.randn(rows, 40, dtype=th.float64)
+            th.testing.assert_close(layer(x), in_double(layer, x)[0].detach())
+
+
+@pytest.mark.parametrize("of_x", [True, False])
+def test_a_batch_and_its_gradient_in_double_precision(of_x):
+    layer, x = noisy_layer(700, 130), th.randn(33, 700).relu().requires_grad_(of_x)
+    layer.reset_noise()
+    wanted, leaves = in_double(layer, x)
+    goal = th.randn(33, 130)
+    ours = layer(x)
+    th.testing.assert_close(ours.double(), wanted, rtol=1e-5, atol=1e-4)
+    (ours * goal).sum().backward()
+    (wanted * goal).sum().backward()
+    parameters = (layer.weight, layer.weight_sigma, layer.bias, layer.bias_sigma)
+    for mine, its in zip((x, *parameters)[not of_x :], leaves[not of_x :], strict=True):
+        assert mine.grad.abs().max() > 0
+        th.testing.assert_close(mine.grad.double(), its.grad, rtol=1e-4, atol=1e-4)
+
+
 def test_each_row_may_have_noise_of_its_own():
     layer, x = noisy_layer(), th.randn(40, 4)
     layer.reset_noise(th.Generator().manual_seed(3), rows=40)
