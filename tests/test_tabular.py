@@ -42,7 +42,7 @@ def test_compiled_mellowmax_is_the_operator(values, betas):
 
 @pytest.mark.parametrize(
     ("ours", "reference", "low", "high"),
-    [(expm1, math.expm1, -700, 700), (log1p, math.log1p, -1 + 1e-9, 1e9), (log, math.log, 0, 1e9)],
+    [(expm1, math.expm1, -700, 1), (log1p, math.log1p, -1 + 1e-9, 1e9), (log, math.log, 0, 1e9)],
 )
 def test_vectorised_functions_are_those_of_the_c_library(ours, reference, low, high):
     rng = np.random.default_rng(0)
