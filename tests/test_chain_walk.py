@@ -97,6 +97,11 @@ def test_more_runs_continue_the_same_sequence():
         np.testing.assert_array_equal(few[name], many[name][:500])
 
 
+def test_noise_is_numpys():
+    noise = Chance.draw(np.random.default_rng(0), runs=3, episodes=400, epsilon=0.5).noise
+    np.testing.assert_array_equal(noise, np.random.default_rng(0).standard_normal((5, 400, 3)).T)
+
+
 def test_noise_does_not_depend_on_epsilon():
     careful, random = (
         Chance.draw(np.random.default_rng(0), 3, 4, epsilon) for epsilon in (0.0, 1.0)

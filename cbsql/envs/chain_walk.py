@@ -21,14 +21,14 @@ EPISODE_STEPS = 5
 
 
 class Retreat(IntEnum):
-    """Where action 0 leads, which the paper leaves to a figure."""
+    """How many states action 0 leads towards the start, which the paper leaves to a figure."""
 
-    back = 0
-    """One state towards the start."""
-    stay = 1
-    """Nowhere."""
-    start = 2
-    """To the start."""
+    back = 1
+    """One."""
+    stay = 0
+    """None."""
+    start = STATES - 1
+    """All of them."""
 
 
 class End(IntEnum):
@@ -45,9 +45,7 @@ def chain_step(state: int, action: int, retreat: int) -> tuple[int, float]:
     """The next state and the expected reward."""
     if action == 1:
         return min(state + 1, STATES - 1), 1.0 if state == STATES - 1 else -0.1
-    if retreat == 0:  # Retreat.back; Numba knows no IntEnum members of other modules
-        return max(state - 1, 0), -0.1
-    return (state if retreat == 1 else 0), -0.1
+    return max(state - retreat, 0), -0.1
 
 
 def chain_model(retreat: Retreat) -> tuple[NDArray[np.float64], NDArray[np.float64]]:

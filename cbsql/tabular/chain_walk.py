@@ -7,9 +7,9 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from cbsql._jit import jit
+from cbsql._jit import jit, prefetch
 from cbsql.envs.chain_walk import ACTIONS, EPISODE_STEPS, STATES, End, Retreat, chain_step
-from cbsql.tabular.rule import soft_update
+from cbsql.tabular.rule import find, soft_update
 
 
 class Schedule(IntEnum):
@@ -68,13 +68,21 @@ class Chance:
         """Draw for ``runs`` runs of epsilon-greedy learners."""
         shape = (EPISODE_STEPS, episodes, runs)  # runs are neighbours in memory, as in the kernel
         size = math.prod(shape)
-        noise = rng.standard_normal(shape)
+        noise = np.empty(shape)
+        _draw_noise(rng, noise.reshape(-1))
         coin = np.unpackbits(np.frombuffer(rng.bytes(math.ceil(size / 8)), np.uint8), count=size)
         # How many, then which: the same as asking at each step, without a draw for each. It comes
         # last, so that the rest is the same for all epsilon.
         explore = np.zeros(size, np.bool_)
         explore[rng.choice(size, rng.binomial(size, epsilon), replace=False, shuffle=False)] = True
         return cls(noise.T, explore.reshape(shape).T, coin.reshape(shape).T)
+
+
+@jit()
+def _draw_noise(rng: np.random.Generator, noise: NDArray[np.float64]) -> None:
+    """``rng.standard_normal(out=noise)``, a fifth faster."""
+    for i in range(len(noise)):
+        noise[i] = rng.standard_normal()
 
 
 def simulate(
@@ -91,7 +99,7 @@ def simulate(
     # Runs are neighbours in memory, here and in the luck.
     returns = np.empty((runs, episodes), order="F")
     q = np.zeros((STATES, ACTIONS, runs))
-    n = np.zeros((STATES, runs), dtype=np.int64)
+    n = np.zeros((runs, STATES), dtype=np.int64)
     _simulate(
         int(algorithm.schedule),
         float(algorithm.parameter),
@@ -106,11 +114,12 @@ def simulate(
         q,
         n,
     )
-    return Outcome(returns, q.transpose(2, 0, 1), n.T)
+    return Outcome(returns, q.transpose(2, 0, 1), n)
 
 
 # Numba sees these as constants, an IntEnum's members it would look up at each use.
 _LINEAR, _COUNT, _GAP, _TRUST_REGION = (int(kind) for kind in list(Schedule)[1:])
+_LANES_PER_LINE = 64 // 8  # float64 in a line of the cache
 
 
 @jit()
@@ -134,15 +143,17 @@ def _simulate(  # type: ignore[no-untyped-def]
     state = np.zeros(lanes, np.uint32)
     next_state, action = np.zeros_like(state), np.zeros_like(state)
     gap, reward, beta = np.empty(lanes), np.empty(lanes), np.full(lanes, parameter)
+    left, right = q.reshape(-1), q.reshape(-1)[lanes:]
     work = np.empty((4, lanes))
     evidence = np.zeros((lanes, STATES, ACTIONS, 3))  # number, mean, sum of squares of the targets
     updates = 0
     for episode in range(episodes):
         state[:] = 0
+        cell = find(q, state)
         returns[:, episode] = 0.0
         for step in range(steps):
             for lane in range(lanes):
-                gap[lane] = q[state[lane], 1, lane] - q[state[lane], 0, lane]
+                gap[lane] = right[cell[lane]] - left[cell[lane]]
             for lane in range(lanes):
                 # Without a branch: which of two values is larger, no processor can guess.
                 by_lot = explore[lane, episode, step] | (gap[lane] == 0)
@@ -151,20 +162,24 @@ def _simulate(  # type: ignore[no-untyped-def]
                 next_state[lane], expected = chain_step(state[lane], action[lane], retreat)
                 returns[lane, episode] += expected
                 reward[lane] = expected + noise[lane, episode, step]
+            # Noise is the only thing that no cache can hold.
+            for lane in range(0, lanes, _LANES_PER_LINE):
+                prefetch(noise[:, min(episode + 1, episodes - 1), step], lane)
+            next_cell = find(q, next_state)
             if schedule == _LINEAR:
                 beta[:] = parameter * updates
             elif schedule == _COUNT:
                 for lane in range(lanes):
-                    beta[lane] = parameter * n[next_state[lane], lane]
+                    beta[lane] = parameter * n[lane, next_state[lane]]
             elif schedule == _GAP:
                 for lane in range(lanes):
                     beta[lane] = _gap_beta(evidence[lane], next_state[lane])
             target = soft_update(
                 q,
-                state,
+                cell,
                 action,
                 reward,
-                next_state,
+                next_cell,
                 0.0 if terminal and step == steps - 1 else gamma,
                 beta,
                 learning_rate,
@@ -175,8 +190,8 @@ def _simulate(  # type: ignore[no-untyped-def]
                 for lane in range(lanes):
                     _learn_target(evidence[lane], state[lane], action[lane], target[lane])
             for lane in range(lanes):
-                n[state[lane], lane] += 1
-            state, next_state = next_state, state
+                n[lane, state[lane]] += 1
+            state, next_state, cell = next_state, state, next_cell
             updates += 1
 
 

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from cbsql.counts import named_counter
-from cbsql.tabular.rule import soft_update
+from cbsql.tabular.rule import find, soft_update
 from cbsql.temperature import CountBased, Temperature, from_config
 
 
@@ -71,12 +71,13 @@ class TabularSQL:
             )
             next_state = int(observation) - self._first_state
             beta = self.temperature.beta(np.array([next_state]))
+            q = self.q[:, :, None]  # one lane
             soft_update(
-                self.q[:, :, None],  # one lane
-                np.array([state]),
+                q,
+                find(q, np.array([state])),
                 np.array([action]),
                 np.array([float(reward)]),
-                np.array([next_state]),
+                find(q, np.array([next_state])),
                 0.0 if terminated else self.gamma,
                 np.array([beta if isinstance(beta, float) else beta[0]], np.float64),
                 self.learning_rate,

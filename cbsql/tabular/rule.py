@@ -3,7 +3,7 @@
 It updates a table (states, actions, lanes), the lanes being learners that do not know each other;
 a single learner is one lane. Arithmetic is done in loops over the lanes without branches, which the
 compiler turns into vector instructions. Values at states that differ between lanes are read and
-written in loops of their own, because those it cannot.
+written in loops of their own, because those it cannot, and at places that were found beforehand.
 """
 
 import math
@@ -18,13 +18,29 @@ _EPS = float(np.finfo(np.float64).eps)
 
 
 @jit()
+def find(q: NDArray[np.float64], state: NDArray[np.integer]) -> NDArray[np.uint32]:
+    """Where Q(state, 0) of each lane stands in the flat table; the next action is lanes further.
+
+    The multiplications take longer than reading, unless they are done here, in vectors. Unsigned,
+    so that no index is tested for being negative.
+    """
+    _, actions, lanes = q.shape
+    cell = np.empty(lanes, np.uint32)
+    for lane in range(lanes):
+        cell[lane] = state[lane] * actions * lanes + lane
+    return cell
+
+
+@jit()
 def mellowmax(
     q: NDArray[np.float64],
-    state: NDArray[np.integer],
+    cell: NDArray[np.uint32],
     beta: NDArray[np.float64],
     work: NDArray[np.float64],
 ) -> NDArray[np.float64]:
-    """:func:`cbsql.operators.mellowmax` of Q(state, .) in each lane (lanes,), compiled.
+    """:func:`cbsql.operators.mellowmax` of Q(s, .) in each lane (lanes,), compiled.
+
+    ``cell`` is where :func:`find` found s.
 
     It meets the actions one by one. ``total`` is the sum of expm1(beta (q - top)) over those met;
     when another one becomes the top it is corrected, which saves computing the exponential of zero.
@@ -35,13 +51,13 @@ def mellowmax(
     rise, total = work[1], work[2]
     total[:] = 0
     greedy = _all_infinite(beta)
-    _read(q, state, 0, top)
+    _read(q, cell, 0, top)
     for met in range(1, actions):
-        _read(q, state, met, rise)
+        _read(q, cell, met, rise)
         for lane in range(lanes):
             value, best = rise[lane], top[lane]
             rise[lane] = value - best
-            top[lane] = value if value > best else best
+            top[lane] = max(value, best)
         if greedy:
             continue
         for lane in range(lanes):
@@ -55,12 +71,13 @@ def mellowmax(
         return top
     flat, share = 0, 1 / actions
     for lane in range(lanes):
-        flat += total[lane] > -_EPS
+        # Values that are equal at a large beta, as in states not met yet, need no correction.
+        flat += (total[lane] > -_EPS) & (beta[lane] < 1)
         top[lane] += log1p(total[lane] * share) / beta[lane]
     if flat:  # where beta is too small to bend the mean, and may be zero
         for lane in range(lanes):
             if total[lane] > -_EPS:
-                top[lane] = q[state[lane], :, lane].mean()
+                top[lane] = q.reshape(-1)[cell[lane] :: lanes][:actions].mean()
     return top
 
 
@@ -74,19 +91,20 @@ def _all_infinite(beta: NDArray[np.float64]) -> bool:
 
 @jit()
 def _read(
-    q: NDArray[np.float64], state: NDArray[np.integer], action: int, value: NDArray[np.float64]
+    q: NDArray[np.float64], cell: NDArray[np.uint32], action: int, value: NDArray[np.float64]
 ) -> None:
+    values = q.reshape(-1)[action * len(value) :]
     for lane in range(len(value)):
-        value[lane] = q[state[lane], action, lane]
+        value[lane] = values[cell[lane]]
 
 
 @jit()
 def soft_update(
     q: NDArray[np.float64],
-    state: NDArray[np.integer],
+    cell: NDArray[np.uint32],
     action: NDArray[np.integer],
     reward: NDArray[np.float64],
-    next_state: NDArray[np.integer],
+    next_cell: NDArray[np.uint32],
     discount: float,
     beta: NDArray[np.float64],
     learning_rate: float,
@@ -99,14 +117,17 @@ def soft_update(
     instead of the difference to Q(s, a) itself: Psi-learning (Rawlik et al., 2010), whose policy
     softmax(beta Q) becomes the old policy times exp(beta advantage).
 
-    Nothing is allocated: ``work`` (4, lanes) holds what is computed on the way, the result first.
+    ``cell`` and ``next_cell`` are where :func:`find` found s and s'; the first becomes the place of
+    Q(s, a). ``work`` (4, lanes) holds what is computed on the way, the result first.
     """
-    target = mellowmax(q, next_state, beta, work)
+    target = mellowmax(q, next_cell, beta, work)
     for lane in range(len(target)):
         target[lane] = reward[lane] + discount * target[lane]
-    value = mellowmax(q, state, beta, work[1:]) if trust_region else target
+    value = mellowmax(q, cell, beta, work[1:]) if trust_region else target
+    table = q.reshape(-1)
     for lane in range(len(target)):
-        s, a = state[lane], action[lane]
-        before = value[lane] if trust_region else q[s, a, lane]
-        q[s, a, lane] += learning_rate * (target[lane] - before)
+        cell[lane] += action[lane] * len(target)
+    for lane in range(len(target)):
+        before = value[lane] if trust_region else table[cell[lane]]
+        table[cell[lane]] += learning_rate * (target[lane] - before)
     return target
