@@ -30,7 +30,7 @@ class OnActivations(NoisyLinear):
 
 
 class OnWeights(NoisyLinear):
-    """As it is usually written, with as few passes over the matrix as possible."""
+    """As it is usually written, with as few passes over the matrix as autograd makes do with."""
 
     def forward(self, x: th.Tensor) -> th.Tensor:
         noise_in, noise_out = self.noise[0].split([self.in_features, self.out_features])

@@ -124,8 +124,6 @@ class Adam(OnePass, th.optim.Adam):
         self, group: dict[str, Any], steps: Tensors, factor: float, *tensors: Tensors
     ) -> None:
         weights, gradients, means, square_means = tensors
-        if factor != 1:
-            th._foreach_mul_(gradients, factor)
         beta1, beta2 = group["betas"]
         th._fused_adam_(
             weights,
@@ -141,6 +139,7 @@ class Adam(OnePass, th.optim.Adam):
             eps=group["eps"],
             amsgrad=False,
             maximize=False,
+            grad_scale=None if factor == 1 else 1 / th.tensor(factor),  # it divides
         )
 
 
