@@ -106,17 +106,17 @@ def test_a_run_leaves_scores_logs_and_a_model(algorithm, kind, tmp_path):
 
 
 @pytest.mark.parametrize("game", ["MinAtar/Asterix-v1", "freeway"])
-def test_the_film_is_the_first_game(game, tmp_path):
+def test_the_film_is_the_first_game(game, tmp_path, monkeypatch):
     spec = RunSpec(game, "sql", settings=SMALL)
     with closing(make_env(spec)) as env:
         model = make_model(spec, env)
     played = []
 
-    def predict(observation, deterministic):  # up and down by turns: not the same frame all along
+    def policy(observation):  # up and down by turns: not the same frame all along
         played.append(observation[0, -1])
-        return np.array([len(played) // 30 % 2 + 1]), None
+        return np.array([len(played) // 30 % 2 + 1]), False
 
-    model.predict = predict
+    monkeypatch.setattr(runner, "policy_of_test", lambda *_: policy)
     games = evaluate(spec, model, 1, seed=3, video=tmp_path / "film.mp4")
     assert games[-1].length_steps == len(played)
     film = cv2.VideoCapture(str(tmp_path / "film.mp4"))
