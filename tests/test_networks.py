@@ -12,13 +12,7 @@ from stable_baselines3.common.torch_layers import NatureCNN
 from stable_baselines3.common.utils import polyak_update
 from stable_baselines3.dqn.policies import DQNPolicy
 
-from cbsql.deep.networks import (
-    MinAtarCNN,
-    NoisyLinear,
-    RainbowCNN,
-    TallNatureCNN,
-    rectify_in_place,
-)
+from cbsql.deep.networks import MinAtarCNN, NoisyLinear, RainbowCNN
 from cbsql.deep.policies import (
     CnnPolicy,
     MlpPolicy,
@@ -419,55 +413,3 @@ def test_wrong_arguments_are_refused():
     with pytest.raises(TypeError, match="duelling"):
         policy_of(duelling=False)
     assert RainbowCNN(IMAGE, channels=(32, 64, 64)).features_dim == 3136
-
-
-def values_and_gradients(network, x):
-    network.zero_grad()
-    values = network(x)
-    values.square().sum().backward()
-    return [values.detach(), *(p.grad for p in network.parameters())]
-
-
-@pytest.mark.parametrize("rows", [1, 32])
-def test_the_tall_network_is_sb3s_from_the_same_seed(rows):
-    networks = []
-    for network in (NatureCNN, TallNatureCNN):
-        th.manual_seed(0)
-        networks.append(network(IMAGE))
-    theirs, ours = (values_and_gradients(n, observations(IMAGE, rows) / 255) for n in networks)
-    for a, b in zip(theirs, ours, strict=True):
-        th.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
-    assert [k for k, _ in networks[0].named_parameters()] == [
-        k for k, _ in networks[1].named_parameters()
-    ]
-
-
-class Shortcut(th.nn.Module):
-    """A block that uses what its ReLU is given once more."""
-
-    def __init__(self):
-        super().__init__()
-        self.rest = th.nn.Sequential(th.nn.ReLU(), th.nn.Linear(7, 9), th.nn.ReLU(), th.nn.ReLU())
-        self.last = th.nn.ReLU()
-
-    def forward(self, x):
-        return self.last(x @ th.ones(7, 9)) + self.rest(x)
-
-
-def test_a_relu_overwrites_only_what_nobody_else_sees():
-    network = Shortcut()
-    x = observations()
-    before, given = values_and_gradients(network, x), x.clone()
-    rectify_in_place(network)
-    after = values_and_gradients(network, x)
-    assert all(map(th.equal, before, after))
-    assert th.equal(x, given)
-    in_place = [m.inplace for m in network.modules() if isinstance(m, th.nn.ReLU)]
-    assert in_place == [False, True, False, False]
-
-
-def test_the_networks_of_a_policy_rectify_in_place():
-    for network in (policy_of(CnnPolicy, IMAGE).q_net, policy_of().q_net_target):
-        relus = [m.inplace for m in network.modules() if isinstance(m, th.nn.ReLU)]
-        assert relus
-        assert all(relus)

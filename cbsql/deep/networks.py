@@ -1,6 +1,5 @@
 """Networks that Stable-Baselines3 does not have."""
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -40,27 +39,6 @@ class MinAtarCNN(BaseFeaturesExtractor):
         return features
 
 
-class TallLinear(nn.Linear):
-    """A linear layer whose products have the matrix of weights first.
-
-    It is the larger one, and Torch's threads share the rows of what comes first: on two of them the
-    hidden layer of the Nature network takes two thirds of the time, to the same sums but for
-    rounding.
-    """
-
-    def forward(self, x: th.Tensor) -> th.Tensor:
-        """(batch, in) to (batch, out)."""
-        return th.addmm(self.bias.unsqueeze(1), self.weight, x.T).T
-
-
-class TallNatureCNN(NatureCNN):
-    """SB3's network for images with such a hidden layer; the same weights fit both."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.linear[0].__class__ = TallLinear  # a new one would draw weights of its own
-
-
 class RainbowCNN(NatureCNN):
     """The convolutions of the paper's Rainbow, without a hidden layer: the heads have theirs.
 
@@ -79,11 +57,11 @@ class RainbowCNN(NatureCNN):
         first, second, third = channels
         self.cnn = nn.Sequential(
             nn.Conv2d(observation_space.shape[0], first, kernel_size=8, stride=4),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Conv2d(first, second, kernel_size=4, stride=2),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Conv2d(second, third, kernel_size=3, stride=1),
-            nn.ReLU(),
+            nn.ReLU(inplace=True),
             nn.Flatten(),
         )
         flat = self.cnn(th.zeros(1, *observation_space.shape)).shape[1]
@@ -206,15 +184,3 @@ def factor_noise(rows: int, width: int, generator: th.Generator | None) -> th.Te
     """Factors of noise f(x) = sgn(x) sqrt(|x|) of standard normal x, (rows, width)."""
     draw = th.randn(rows, width, generator=generator)
     return draw.abs().sqrt_().copysign_(draw)
-
-
-def rectify_in_place(network: nn.Module) -> None:
-    """Have each ReLU that follows a layer overwrite its output, which nobody else sees.
-
-    The values are the same; a batch of images saves megabytes of memory, and the way there.
-    """
-    for module in network.modules():
-        if isinstance(module, nn.Sequential):
-            for layer, following in pairwise(module):
-                if isinstance(layer, nn.Conv2d | nn.Linear) and isinstance(following, nn.ReLU):
-                    following.inplace = True

@@ -21,7 +21,7 @@ from stable_baselines3.dqn.policies import DQNPolicy, QNetwork
 from torch import nn
 
 from cbsql import files
-from cbsql.deep.networks import NoisyLinear, RainbowCNN, factor_noise, rectify_in_place
+from cbsql.deep.networks import NoisyLinear, RainbowCNN, factor_noise
 
 Model = TypeVar("Model", bound="SafeFiles")
 
@@ -105,7 +105,6 @@ class SafePolicy(SafeFiles, DQNPolicy):
         """One network, with a features extractor of its own."""
         network = self._make_network(self._update_features_extractor(self.net_args))
         network.maker = self._made_by()
-        rectify_in_place(network)
         return network.to(self.device)
 
     def _make_network(self, arguments: dict[str, Any]) -> SafeNetwork:

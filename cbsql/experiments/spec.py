@@ -17,7 +17,7 @@ from stable_baselines3 import DQN
 
 from cbsql.counts import COUNTERS
 from cbsql.deep import SQL, Munchausen, Rainbow
-from cbsql.deep.networks import MinAtarCNN, RainbowCNN, TallNatureCNN
+from cbsql.deep.networks import MinAtarCNN
 from cbsql.deep.optim import Adam, RMSprop
 from cbsql.envs.atari import rom_name
 from cbsql.temperature import Constant, CountBased, Greedy, Temperature
@@ -160,12 +160,7 @@ ATARI = Preset(
         "train_freq": 4,
         "target_update_interval": 10_000,
         "exploration_final_eps": 0.1,
-        # SB3 adds layers on top of features that are not its own, unless told not to.
-        "policy_kwargs": {
-            **_RMSPROP,
-            "features_extractor_class": TallNatureCNN,
-            "net_arch": [],
-        },
+        "policy_kwargs": _RMSPROP,
     },
     exploration_steps=250_000,  # 1M frames
     step_seconds=0.015,
@@ -254,8 +249,6 @@ RAINBOW_ATARI = _rainbow(
         "learning_starts": 20_000,  # 80,000 frames
         "target_update_interval": 8_000,  # 32,000 frames
     },
-    features_extractor_class=RainbowCNN,
-    net_arch=[512],
 )
 # Discounted returns of good play are above the 10 to which Atari's clipped rewards are fitted. The
 # range is even about 0, where a new network's values then are: from -10 they start at 10, and
