@@ -1,4 +1,4 @@
-"""The compiler options that every Numba kernel of the package shares."""
+"""What the Numba kernels of the package share: compiler options, and an instruction it lacks."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, cast

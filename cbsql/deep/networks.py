@@ -57,11 +57,11 @@ class RainbowCNN(NatureCNN):
         first, second, third = channels
         self.cnn = nn.Sequential(
             nn.Conv2d(observation_space.shape[0], first, kernel_size=8, stride=4),
-            nn.ReLU(inplace=True),
+            nn.ReLU(),
             nn.Conv2d(first, second, kernel_size=4, stride=2),
-            nn.ReLU(inplace=True),
+            nn.ReLU(),
             nn.Conv2d(second, third, kernel_size=3, stride=1),
-            nn.ReLU(inplace=True),
+            nn.ReLU(),
             nn.Flatten(),
         )
         flat = self.cnn(th.zeros(1, *observation_space.shape)).shape[1]
