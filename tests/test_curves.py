@@ -2,11 +2,14 @@
 
 import csv
 import json
+from pathlib import Path
 
 import pytest
 
 from cbsql.experiments import curves
 from cbsql.experiments.runner import COLUMNS
+
+ROOT = Path(__file__).parents[1]
 
 
 def write_run(folder, seed, scores, finished=True):
@@ -32,10 +35,15 @@ def write_run(folder, seed, scores, finished=True):
     return folder
 
 
-def test_scores_are_averaged_in_each_part_of_a_run(tmp_path):
+def keep(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["curves", *map(str, arguments)])
+    curves.main()
+
+
+def test_scores_are_averaged_in_each_part_of_a_run(tmp_path, monkeypatch):
     scores = list(range(98))
     folders = [write_run(tmp_path / str(seed), seed, scores) for seed in range(2)]
-    curves.write_curves(map(curves.read_run, folders), tmp_path)
+    keep(monkeypatch, *folders, "--out", tmp_path)
     rows = list(csv.DictReader((tmp_path / "curves.csv").open()))
     assert len(rows) == 2 * 50
     assert rows[0]["algorithm"] == "sql 100"
@@ -58,7 +66,7 @@ def test_unfinished_runs_are_refused(tmp_path):
 
 def test_a_name_says_what_is_not_as_usual():
     def name(**spec):
-        return curves.Run({"spec": spec}, [], [], []).name
+        return curves.name_of(spec)
 
     assert name(algorithm="rainbow-sql", beta=1000.0, settings={"double": "False"}) == (
         "rainbow-sql 1000 double=False"
@@ -66,3 +74,41 @@ def test_a_name_says_what_is_not_as_usual():
     assert name(algorithm="cbsql", beta=100.0, kappa=0.1) == "cbsql kappa=0.1"
     assert name(algorithm="dqn", beta=100.0, kappa=0.1) == "dqn"
     assert name(algorithm="dqn", protocol="machado") == "dqn protocol=machado"
+
+
+def test_runs_are_added_to_tables_as_they_come(tmp_path, monkeypatch):
+    folders = [write_run(tmp_path / str(seed), seed, range(seed, 98)) for seed in range(3)]
+    for folder in folders[1:]:
+        keep(monkeypatch, folder, "--out", tmp_path / "one_by_one")
+    (folders[1] / "run.json").unlink()  # its tables are all that is left
+    keep(monkeypatch, folders[0], folders[2], "--out", tmp_path / "one_by_one")
+    write_run(tmp_path / "again", 1, range(1, 98))
+    keep(monkeypatch, folders[0], tmp_path / "again", folders[2], "--out", tmp_path / "at_once")
+    for name in ("curves.csv", "runs.csv", "tests.csv", "machines.json"):
+        written = [(tmp_path / out / name).read_bytes() for out in ("one_by_one", "at_once")]
+        assert written[0] == written[1]
+    assert len((tmp_path / "at_once" / "runs.csv").read_text().splitlines()) == 1 + 3
+
+
+@pytest.mark.parametrize("folder", sorted(ROOT.glob("results/*/machines.json")), ids=str)
+def test_kept_tables_survive_reading_and_writing(folder, tmp_path):
+    curves.write_tables(curves.read_tables(folder.parent), tmp_path)
+    for path in tmp_path.iterdir():
+        assert path.read_bytes() == (folder.parent / path.name).read_bytes()
+
+
+def test_two_lengths_of_one_run_are_refused(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", 0, range(98))
+    keep(monkeypatch, run, "--out", tmp_path / "kept", "--until", 100)
+    with pytest.raises(ValueError, match="two runs of"):
+        keep(monkeypatch, run, "--out", tmp_path / "kept")
+
+
+def test_a_run_is_shown_up_to_a_step_finished_or_not(tmp_path):
+    run = write_run(tmp_path / "run", 0, range(98), finished=False)
+    shown = curves.read_run(run, until=100)
+    # Games end at steps 15, 20 ... 100, with scores from 0 to 17; a bin is two steps.
+    assert (shown.steps, shown.training, shown.tests) == (100, sum(range(18)) / 18, [])
+    assert shown.curve[-1, :3].tolist() == [100, 17, 1]
+    with pytest.raises(ValueError, match="has not come to step 501"):
+        curves.read_run(run, until=501)

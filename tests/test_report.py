@@ -91,7 +91,7 @@ def test_kept_tables_keep_the_protocol(tmp_path):
         record["spec"]["protocol"] = protocol
         (run / "run.json").write_text(json.dumps(record))
     (tmp_path / "kept").mkdir()
-    curves.write_curves(map(curves.read_run, (tmp_path / "runs").iterdir()), tmp_path / "kept")
+    curves.write_tables(map(curves.read_run, (tmp_path / "runs").iterdir()), tmp_path / "kept")
     kept, made = (collect([tmp_path / name]).results for name in ("kept", "runs"))
     assert {(run.protocol, len(run.curve)) for run in kept} == {("nature", 50), ("machado", 50)}
     assert {run.key for run in kept} == {run.key for run in made}

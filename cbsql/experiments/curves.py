@@ -1,13 +1,15 @@
-"""Learning curves and test scores of finished runs, small enough to be kept.
+"""Learning curves and test scores of runs, small enough to be kept.
 
-python -m cbsql.experiments.curves RUN... --out DIR
+python -m cbsql.experiments.curves RUN... --out DIR [--until STEPS]
+
+What DIR has of other runs stays there, so that runs can be added as they come.
 """
 
 import argparse
 import csv
 import json
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -18,15 +20,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from cbsql.envs.atari import FRAME_SKIP
 from cbsql.experiments.runner import Episode, read_test
+from cbsql.experiments.spec import RunSpec
+
+Floats = NDArray[np.float64]
 
 BINS = 50
 """Parts of a run over which its scores are averaged."""
 
-CURVE_COLUMNS = ("game", "algorithm", "seed", "steps", "score", "games", "beta", "count")
-TEST_COLUMNS = ("game", "algorithm", "seed", *Episode._fields)
+RUN_KEY = ("game", "algorithm", "seed")
+CURVE_COLUMNS = (*RUN_KEY, "steps", "score", "games", "beta", "count")
+TEST_COLUMNS = (*RUN_KEY, *Episode._fields)
 RUN_COLUMNS = (
-    *("game", "algorithm", "seed", "last_100_games"),
+    *(*RUN_KEY, "last_100_games"),
     *("steps", "updates", "seconds", "commit", "command", "protocol"),
 )
 COLOURS = {
@@ -41,111 +48,219 @@ OTHER_COLOURS = (
 
 
 @dataclass(frozen=True)
-class Run:
-    """One finished run, read from its folder."""
+class Result:
+    """What one run has shown."""
 
-    record: dict[str, Any]
-    """run.json"""
-    games: NDArray[np.float64]
-    """(games, 2): agent steps at the end of a game, and its score."""
-    logs: NDArray[np.float64]
-    """(logs, 3): agent steps, mean beta and mean count at s'; nan where there is none."""
+    game: str
+    algorithm: str
+    """With its constant and with what else differs from the preset."""
+    seed: int
+    steps: int
+    """Agent steps of training."""
+    updates: int
+    seconds: float
+    commit: str
+    command: str
+    folder: Path
+    """What it was read from."""
+    curve: Floats
+    """(bins, 5): last step of a bin, mean score in it, number of games, mean beta and count at s';
+    nan where there is none."""
+    training: float
+    """Mean score of the last 100 training games."""
     tests: list[Episode]
+    places: list[dict[str, Any]]
+    """Machines and versions that it may have been made with."""
+    protocol: str
 
     @property
-    def name(self) -> str:
-        """The algorithm with its constant, if it has one, and what else is not as usual."""
-        spec = self.record["spec"]
-        parts = [spec["algorithm"]]
-        if spec["algorithm"] in ("sql", "rainbow-sql"):
-            parts.append(f"{spec['beta']:g}")
-        if spec["algorithm"].endswith("cbsql") and spec.get("kappa", 0.01) != 0.01:
-            parts.append(f"kappa={spec['kappa']:g}")
-        if spec["algorithm"].endswith("cbsql") and spec.get("counter"):
-            parts.append(f"counter={spec['counter']}")
-        if spec.get("protocol", "nature") != "nature":
-            parts.append(f"protocol={spec['protocol']}")
-        parts += [f"{name}={value}" for name, value in spec.get("settings", {}).items()]
-        return " ".join(parts)
+    def is_atari(self) -> bool:
+        """Whether frames are emulator frames, of which a step has several."""
+        return RunSpec(self.game).is_atari
 
-    def curve(self) -> NDArray[np.float64]:
-        """(bins, 5): last step of a bin, mean score in it, number of games, beta and count."""
-        edges = np.linspace(0, self.record["steps"], BINS + 1)
-        rows = []
-        for low, high in pairwise(edges):
-            scores = self.games[(self.games[:, 0] > low) & (self.games[:, 0] <= high), 1]
-            logs = self.logs[(self.logs[:, 0] > low) & (self.logs[:, 0] <= high), 1:]
-            score = scores.mean() if len(scores) else np.nan
-            means = logs.mean(axis=0) if len(logs) else np.full(2, np.nan)
-            rows.append([high, score, len(scores), *means])
-        return np.array(rows)
+    @property
+    def frames(self) -> int:
+        """Frames of training."""
+        return self.steps * (FRAME_SKIP if self.is_atari else 1)
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """What no two runs should have in common."""
+        return self.game, self.protocol, self.steps, self.algorithm, self.seed
+
+    @property
+    def versions(self) -> set[str]:
+        """Of this package, that it may have been made with."""
+        return {place["versions"]["cbsql"] for place in self.places if place.get("versions")}
+
+    def scores(self, kind: str) -> Floats:
+        """Scores of its test episodes in order; kind is "game" or "life"."""
+        return np.array([episode.score for episode in self.tests if episode.kind == kind])
 
 
-def read_run(folder: Path) -> Run:
-    """Read a run; an unfinished one is refused."""
+def name_of(spec: dict[str, Any]) -> str:
+    """The algorithm with its constant, if it has one, and what else is not as usual."""
+    parts = [spec["algorithm"]]
+    if spec["algorithm"] in ("sql", "rainbow-sql"):
+        parts.append(f"{spec['beta']:g}")
+    if spec["algorithm"].endswith("cbsql") and spec.get("kappa", 0.01) != 0.01:
+        parts.append(f"kappa={spec['kappa']:g}")
+    if spec["algorithm"].endswith("cbsql") and spec.get("counter"):
+        parts.append(f"counter={spec['counter']}")
+    if spec.get("protocol", "nature") != "nature":
+        parts.append(f"protocol={spec['protocol']}")
+    parts += [f"{name}={value}" for name, value in spec.get("settings", {}).items()]
+    return " ".join(parts)
+
+
+def read_run(folder: Path, until: int | None = None) -> Result:
+    """Read a finished run, or what any run has shown in its first ``until`` agent steps.
+
+    :raises ValueError: if it is not finished, or has not come so far
+    """
     record = json.loads((folder / "run.json").read_text())
-    if not record["finished"]:
+    spec = record["spec"]
+    if until is None and not record["finished"]:
         raise ValueError(f"The run in {folder} is not finished.")
     with (folder / "episodes.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["kind"] == "game"]
-    games = np.array([[float(row["steps"]), float(row["score"])] for row in rows])
+    columns = ("steps", "score", "updates", "seconds")
+    games = np.array([[float(row[name]) for name in columns] for row in rows]).reshape(-1, 4)
     with (folder / "progress.csv").open() as file:
-        columns = ("time/total_timesteps", "train/beta_mean", "train/count_mean")
-        logs = [[float(row.get(name) or "nan") for name in columns] for row in csv.DictReader(file)]
-    return Run(record, games.reshape(-1, 2), np.array(logs).reshape(-1, 3), read_test(folder))
+        logged = ("time/total_timesteps", "train/beta_mean", "train/count_mean")
+        lines = [[float(row.get(name) or "nan") for name in logged] for row in csv.DictReader(file)]
+    logs = np.array(lines).reshape(-1, 3)
+    tests = read_test(folder)
+    if until is None:
+        steps, updates, seconds = (record[key] for key in ("steps", "updates", "seconds"))
+    else:
+        if not len(games) or games[-1, 0] < until:
+            raise ValueError(f"The run in {folder} has not come to step {until:,}.")
+        games = games[games[:, 0] <= until]
+        steps, updates, seconds, tests = until, int(games[-1, 2]), float(games[-1, 3]), []
+    return Result(
+        game=spec["game"],
+        algorithm=name_of(spec),
+        seed=int(spec["seed"]),
+        steps=steps,
+        updates=updates,
+        seconds=seconds,
+        commit=record.get("commit") or "",
+        command=record.get("command", ""),
+        folder=folder,
+        curve=_curve(games, logs, steps),
+        training=float(games[-100:, 1].mean()) if len(games) else np.nan,
+        tests=tests,
+        places=[{key: record.get(key) for key in ("machine", "versions")}],
+        protocol=spec.get("protocol", "nature"),
+    )
 
 
-def write_curves(runs: Iterable[Run], out: Path) -> None:
-    """Write curves.csv, runs.csv, tests.csv, machines.json and a figure of all games."""
-    runs = sorted(runs, key=lambda run: (run.record["spec"]["game"], run.name))
-    with (out / "curves.csv").open("w", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(CURVE_COLUMNS)
-        for run in runs:
-            spec = run.record["spec"]
-            for steps, score, games, *beta_and_count in run.curve():
-                shown = [f"{x:.5g}" if np.isfinite(x) else "" for x in (score, *beta_and_count)]
-                key = (spec["game"], run.name, spec["seed"], round(steps))
-                rows.writerow((*key, shown[0], int(games), *shown[1:]))
-    with (out / "runs.csv").open("w", newline="") as file:
-        rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(RUN_COLUMNS)
-        for run in runs:
-            spec, record = run.record["spec"], run.record
-            last = run.games[-100:, 1].mean() if len(run.games) else np.nan
-            made = [record[key] for key in ("steps", "updates", "seconds", "commit", "command")]
-            made.append(spec.get("protocol", "nature"))
-            rows.writerow((spec["game"], run.name, spec["seed"], f"{last:.4g}", *made))
-    if any(run.tests for run in runs):
-        with (out / "tests.csv").open("w", newline="") as file:
-            rows = csv.writer(file, lineterminator="\n")
-            rows.writerow(TEST_COLUMNS)
-            for run in runs:
-                spec = run.record["spec"]
-                rows.writerows((spec["game"], run.name, spec["seed"], *test) for test in run.tests)
-    places = {json.dumps({k: r.record[k] for k in ("machine", "versions")}) for r in runs}
+def _curve(games: Floats, logs: Floats, steps: int) -> Floats:
+    rows = []
+    for low, high in pairwise(np.linspace(0, steps, BINS + 1)):
+        scores = games[(games[:, 0] > low) & (games[:, 0] <= high), 1]
+        logged = logs[(logs[:, 0] > low) & (logs[:, 0] <= high), 1:]
+        score = scores.mean() if len(scores) else np.nan
+        means = logged.mean(axis=0) if len(logged) else np.full(2, np.nan)
+        rows.append([high, score, len(scores), *means])
+    return np.array(rows)
+
+
+def read_tables(folder: Path) -> list[Result]:
+    """Read what :func:`write_tables` wrote."""
+    curves: dict[tuple[str, ...], list[list[float]]] = defaultdict(list)
+    for key, row in _rows(folder / "curves.csv"):
+        curves[key].append([float(row[name] or "nan") for name in CURVE_COLUMNS[3:]])
+    for key, rows in curves.items():
+        if len(rows) != BINS:
+            raise ValueError(f"curves.csv has {len(rows)} rows of {' '.join(key)}, not {BINS}")
+    tests: dict[tuple[str, ...], list[Episode]] = defaultdict(list)
+    if (folder / "tests.csv").is_file():
+        for key, row in _rows(folder / "tests.csv"):
+            episode = Episode(row["kind"], float(row["score"]), int(row["length_steps"]))
+            tests[key].append(episode)
+    places = json.loads((folder / "machines.json").read_text())
+    return [
+        Result(
+            game=row["game"],
+            algorithm=row["algorithm"],
+            seed=int(row["seed"]),
+            steps=int(row["steps"]),
+            updates=int(row["updates"]),
+            seconds=float(row["seconds"]),
+            commit=row["commit"],
+            command=row["command"],
+            folder=folder,
+            curve=np.array(curves[key]).reshape(-1, 5),
+            training=float(row["last_100_games"]),
+            tests=tests[key],
+            places=places,
+            protocol=row["protocol"],
+        )
+        for key, row in _rows(folder / "runs.csv")
+    ]
+
+
+def _rows(path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
+    """Rows of a table, each with the run that it belongs to."""
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            yield tuple(row[name] for name in RUN_KEY), row
+
+
+def write_tables(results: Iterable[Result], out: Path) -> None:
+    """Write curves.csv, runs.csv, tests.csv and machines.json."""
+    results = sorted(results, key=lambda one: (one.game, one.algorithm, one.seed))
+    keys = [(one.game, one.algorithm, one.seed) for one in results]
+    for key, following in pairwise(keys):
+        if key == following:
+            raise ValueError(f"There are two runs of {key}: tables hold one, of one length.")
+    curves, runs, tests = [], [], []
+    for key, one in zip(keys, results, strict=True):
+        for steps, score, games, *beta_and_count in one.curve:
+            shown = [f"{x:.5g}" if np.isfinite(x) else "" for x in (score, *beta_and_count)]
+            curves.append((*key, round(steps), shown[0], int(games), *shown[1:]))
+        made = (one.steps, one.updates, one.seconds, one.commit, one.command, one.protocol)
+        runs.append((*key, f"{one.training:.4g}", *made))
+        tests += [(*key, *test) for test in one.tests]
+    _write(out / "curves.csv", CURVE_COLUMNS, curves)
+    _write(out / "runs.csv", RUN_COLUMNS, runs)
+    if tests:
+        _write(out / "tests.csv", TEST_COLUMNS, tests)
+    places = {json.dumps(place) for one in results for place in one.places}
     text = json.dumps([json.loads(place) for place in sorted(places)], indent=2)
     (out / "machines.json").write_text(text + "\n")
-    _figure(runs, 1, "score of a game").savefig(out / "curves.png", dpi=130)
-    counting = [run for run in runs if np.isfinite(run.curve()[:, 4]).any()]
+
+
+def _write(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
+    with path.open("w", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+
+
+def draw_curves(results: Iterable[Result], out: Path) -> None:
+    """Draw curves.png and, where there are counts, beta.png and count.png, of all games."""
+    results = list(results)
+    _figure(results, 1, "score of a game").savefig(out / "curves.png", dpi=130)
+    counting = [one for one in results if np.isfinite(one.curve[:, 4]).any()]
     if counting:
         _figure(counting, 3, "mean beta(s')").savefig(out / "beta.png", dpi=130)
         _figure(counting, 4, "mean count of s'").savefig(out / "count.png", dpi=130)
 
 
-def _figure(runs: list[Run], column: int, label: str) -> Figure:
+def _figure(results: list[Result], column: int, label: str) -> Figure:
     """One column of the curves over steps, with axes for each game."""
-    games: dict[str, dict[str, list[Run]]] = defaultdict(lambda: defaultdict(list))
-    for run in runs:
-        games[run.record["spec"]["game"]][run.name].append(run)
-    names = sorted({run.name for run in runs}, key=_order)
+    games: dict[str, dict[str, list[Result]]] = defaultdict(lambda: defaultdict(list))
+    for one in results:
+        games[one.game][one.algorithm].append(one)
+    names = sorted({one.algorithm for one in results}, key=_order)
     others = iter(OTHER_COLOURS * len(names))
     colours = {name: COLOURS.get(name) or next(others) for name in names}
     columns = min(len(games), 3)
     lines = -(-len(games) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.2 * lines), layout="constrained")
     explained: set[str] = set()
-    for position, (game, by_name) in enumerate(games.items(), start=1):
+    for position, (game, by_name) in enumerate(sorted(games.items()), start=1):
         axes = figure.add_subplot(lines, columns, position)
         axes.spines[["top", "right"]].set_visible(False)
         for name in names:
@@ -162,13 +277,13 @@ def _order(name: str) -> tuple[int, str]:
     return ("sql" in name) + 2 * ("cbsql" in name), name
 
 
-def _draw(axes: Axes, runs: list[Run], column: int, name: str, colour: str) -> None:
+def _draw(axes: Axes, seeds: list[Result], column: int, name: str, colour: str) -> None:
     """The mean over seeds; the band goes from the lowest to the highest of them."""
-    curves = np.array([run.curve() for run in runs])  # (seeds, bins, 5)
+    curves = np.array([one.curve for one in seeds])  # (seeds, bins, 5)
     steps, values = curves[0, :, 0] / 1000, curves[:, :, column]
     seen = np.isfinite(values).all(axis=0)
     wide = 2.2 if "cbsql" in name else 1.2
-    label = f"{name} ({len(runs)})"
+    label = f"{name} ({len(seeds)})"
     axes.plot(steps[seen], values[:, seen].mean(axis=0), color=colour, linewidth=wide, label=label)
     low, high = values[:, seen].min(axis=0), values[:, seen].max(axis=0)
     axes.fill_between(steps[seen], low, high, color=colour, alpha=0.15, linewidth=0)
@@ -179,9 +294,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs="+", type=Path, help="folders of runs")
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--until", type=int, help="agent steps after which a run is cut off")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
-    write_curves([read_run(folder) for folder in arguments.runs], arguments.out)
+    kept = read_tables(arguments.out) if (arguments.out / "runs.csv").is_file() else []
+    read = [read_run(folder, arguments.until) for folder in arguments.runs]
+    results = {one.key: one for one in (*kept, *read)}.values()
+    write_tables(results, arguments.out)
+    draw_curves(results, arguments.out)
 
 
 if __name__ == "__main__":

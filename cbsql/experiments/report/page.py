@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from cbsql.envs.chain_walk import Retreat
 from cbsql.experiments import chain, curves
+from cbsql.experiments.curves import Result
 from cbsql.experiments.paper import TABLE_1, TABLE_2, Table
-from cbsql.experiments.report.collect import Chain, Collection, Result
+from cbsql.experiments.report.collect import Chain, Collection
 from cbsql.experiments.statistics import (
     HUMAN,
     LEAST_RUNS,
@@ -157,12 +158,12 @@ def _by_group(results: Iterable[Result]) -> Iterable[tuple[str, Iterable[Result]
 
 def _group(name: str, results: list[Result]) -> dict[str, Any]:
     """All that is said about runs that may be compared."""
-    tested = all("game" in result.tests for result in results)
+    tested = all(len(result.scores("game")) for result in results)
     games = sorted({result.game for result in results})
     algorithms = sorted({result.algorithm for result in results}, key=_rank)
     scores = {  # of each run, by seed
         (game, algorithm): {
-            r.seed: float(r.tests["game"].mean()) if tested else r.training
+            r.seed: float(r.scores("game").mean()) if tested else r.training
             for r in results
             if (r.game, r.algorithm) == (game, algorithm)
         }
@@ -388,11 +389,12 @@ def _paper_table(table: Table, results: list[Result]) -> dict[str, Any]:
 
 
 def _ours(table: Table, game: str, algorithm: str, runs: list[Result]) -> dict[str, Any]:
-    tested = [run for run in runs if "game" in run.tests]
+    tested = [run for run in runs if len(run.scores("game"))]
     cell: dict[str, Any] = {"runs": len(runs), "tested": len(tested), "kinds": []}
     published = table.published[game, algorithm][0]
     for kind in ("game", "life"):
-        last = [run.tests[kind][-table.test_games :] for run in tested if kind in run.tests]
+        last = [run.scores(kind)[-table.test_games :] for run in tested]
+        last = [scores for scores in last if len(scores)]
         if last:
             means = np.array([scores.mean() for scores in last])[:, None]
             pooled = np.concatenate(last)
@@ -412,11 +414,11 @@ def _ours(table: Table, game: str, algorithm: str, runs: list[Result]) -> dict[s
 
 
 def _row(result: Result, out: Path) -> dict[str, Any]:
-    tests = result.tests.get("game")
+    tests = result.scores("game")
     return {
         "result": result,
         "group": "{}, {:,} {}".format(*_suite(result)),
-        "test": float(tests.mean()) if tests is not None else math.nan,
+        "test": float(tests.mean()) if len(tests) else math.nan,
         "link": _link(result.folder, out),
     }
 
