@@ -33,6 +33,9 @@ reproduce = typer.Typer(help="Reproduce the paper's experiments.", no_args_is_he
 app.add_typer(reproduce, name="reproduce")
 console = Console()
 Games = Annotated[str, typer.Option(help="In place of the paper's, e.g. pong,breakout.")]
+Algorithms = Annotated[
+    str, typer.Option(help="Only these columns, e.g. 'rainbow,rainbow-sql 100'.")
+]
 Seeds = Annotated[int, typer.Option(help="Runs of each; 0 means as many as the paper's.", min=0)]
 Frames = Annotated[str, typer.Option(help="Training time, e.g. 500K; else the paper's.")]
 Workers = Annotated[
@@ -127,6 +130,7 @@ def _add_table(name: str, text: str) -> None:
     @reproduce.command(name, help=text)
     def table(
         games: Games = "",
+        algorithms: Algorithms = "",
         seeds: Seeds = 0,
         frames: Frames = "",
         workers: Workers = 0,
@@ -139,12 +143,17 @@ def _add_table(name: str, text: str) -> None:
 
         with _input_errors():
             specs = TABLES[name].specs(
-                [game.strip() for game in games.split(",")] if games else None,
+                _split(games),
                 range(seeds) if seeds else None,
                 _parse_number(frames) if frames else None,
+                _split(algorithms),
             )
         test_games = TABLES[name].test_games
         _sweep(specs, test_games, workers, ray, out, dry_run, checkpoint_seconds)
+
+
+def _split(names: str) -> list[str] | None:
+    return [name.strip() for name in names.split(",")] if names else None
 
 
 _add_table("table1", "Make the runs of Table 1: DQN, SQL and CBSQL on six Atari games.")

@@ -66,6 +66,7 @@ def test_the_same_command_writes_the_same_numbers(tmp_path):
         (["train", "CartPole-v1", "--algorithm", "ppo"], "one of dqn, sql, cbsql, rainbow"),
         (["train", "CartPole-v1", "--frames", "lots"], "'lots' is not a positive number"),
         (["train", "breakout", "--frames", "3"], "--frames 3 is less than a step, of 4"),
+        (["reproduce", "table2", "--algorithms", "rainbow, dqn"], "there is no 'dqn'"),
         (["reproduce", "table2", "--frames", "3"], "3 frames are less than a step, of 4"),
         (["train", "CartPole-v1", "--set", "batch_size"], "name=value"),
         (["train", "CartPole-v1", "--set", "loss=cubic"], "one of mse, huber, not 'cubic'"),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cbsql.experiments.curves import Run
+from cbsql.experiments.curves import name_of
 from cbsql.experiments.paper import TABLE_1, TABLE_2, TABLES
 from cbsql.experiments.spec import preset
 
@@ -16,8 +16,18 @@ def test_runs_are_those_of_the_paper(table, runs, steps):
     assert {spec.steps for spec in specs} == {steps}
     assert {preset(spec).steps for spec in specs} == {steps}
     # What the tables are compared with finds its runs by these names.
-    names = {(spec.game, Run({"spec": spec.describe()}, None, None, []).name) for spec in specs}
+    names = {(spec.game, name_of(spec.describe())) for spec in specs}
     assert names == set(table.published)
+
+
+def test_single_columns_can_be_run():
+    specs = TABLE_2.specs(["qbert"], [0, 1], algorithms=["rainbow-sql 1000", "rainbow"])
+    assert [(spec.algorithm, spec.beta, spec.seed) for spec in specs] == [
+        ("rainbow-sql", 1000, 0),
+        ("rainbow", 100, 0),
+        ("rainbow-sql", 1000, 1),
+        ("rainbow", 100, 1),
+    ]
 
 
 def test_names_are_readable():

@@ -28,20 +28,28 @@ class Table:
         games: Iterable[str] | None = None,
         seeds: Iterable[int] | None = None,
         frames: int | None = None,
+        algorithms: Iterable[str] | None = None,
     ) -> list[RunSpec]:
         """The runs of the table, or of other games, seeds and training times in its manner.
 
         The first seed of everything comes first, so that a sweep soon has something to compare.
+
+        :param algorithms: only these of the table's, such as "rainbow-sql 100"
         """
         own_games = dict.fromkeys(game for game, _ in self.published)
-        algorithms = dict.fromkeys(algorithm for _, algorithm in self.published)
+        columns = dict.fromkeys(algorithm for _, algorithm in self.published)
+        chosen = list(columns if algorithms is None else algorithms)
+        if foreign := [name for name in chosen if name not in columns]:
+            raise ValueError(
+                f"{self.name} has the algorithms {', '.join(columns)}; there is no {foreign[0]!r}."
+            )
         steps = (self.frames if frames is None else frames) // FRAME_SKIP
         if not steps:
             raise ValueError(f"{frames} frames are less than a step, of {FRAME_SKIP}.")
         specs = []
         for seed in range(self.runs) if seeds is None else seeds:
             for game in own_games if games is None else games:
-                for name in algorithms:
+                for name in chosen:
                     algorithm, *constant = name.split()
                     beta = float(constant[0]) if constant else 100.0
                     specs.append(RunSpec(game, algorithm, steps, seed, beta))
