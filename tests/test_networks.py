@@ -325,6 +325,20 @@ def test_with_all_parts_off_it_is_the_network_of_dqn_from_the_same_seed(net_arch
         ours.q_net.logits(obs).log_softmax(-1)
 
 
+def test_the_network_for_minatar_is_a_convolution_and_a_hidden_layer():
+    network = MinAtarCNN(MINATAR)
+    images = observations(MINATAR).float().requires_grad_()
+    seen = th.relu(network.convolution(images.permute(0, 3, 1, 2)))  # Torch's own
+    features = th.relu(network.hidden(seen.permute(0, 2, 3, 1).flatten(1)))
+    wanted = [*network.parameters(), images]
+    weights = th.randn_like(features)
+    expected = th.autograd.grad((features * weights).sum(), wanted)
+    given = th.autograd.grad((network(images) * weights).sum(), wanted)
+    th.testing.assert_close(network(images), features)
+    for ours, theirs in zip(given, expected, strict=True):
+        th.testing.assert_close(ours, theirs)
+
+
 @pytest.mark.parametrize("parts", ALL_PARTS)
 @pytest.mark.parametrize(
     ("policy_class", "space", "kwargs"),

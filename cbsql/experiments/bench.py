@@ -22,6 +22,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.logger import configure
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import VecEnv, VecFrameStack
 from torch import nn
 from torch.nn import functional as F  # noqa: N812 (its usual name)
@@ -158,11 +159,28 @@ def _sb3(game: str) -> Block:
         env: VecEnv = VecFrameStack(make_atari_env("BreakoutNoFrameskip-v4", seed=0), 4)
     else:
         env = make_vec_env(game, seed=0)
-        given = base.settings["policy_kwargs"]
-        keys = {"features_extractor_class", "net_arch"}
-        settings["policy_kwargs"] = {k: v for k, v in given.items() if k in keys}
+        settings["policy_kwargs"] = {"net_arch": base.settings["policy_kwargs"]["net_arch"]}
+        if base.policy == "CnnPolicy":
+            settings["policy_kwargs"]["features_extractor_class"] = _AsPublished
     settings |= {"buffer_size": STORED, "learning_starts": 0, **_EXPLORATION}
     return _learning(_filled(DQN(base.policy, env, **settings)))
+
+
+class _AsPublished(BaseFeaturesExtractor):
+    """The network for MinAtar as its authors write it, for want of one in SB3."""
+
+    def __init__(self, space: gym.spaces.Box) -> None:
+        super().__init__(space, 128)
+        height, width, channels = space.shape
+        self.layers = nn.Sequential(
+            *(nn.Conv2d(channels, 16, 3), nn.ReLU(), nn.Flatten()),
+            *(nn.Linear(16 * (height - 2) * (width - 2), 128), nn.ReLU()),
+        )
+
+    def forward(self, images: th.Tensor) -> th.Tensor:
+        """Features (batch, 128) of images (batch, height, width, channels)."""
+        features: th.Tensor = self.layers(images.permute(0, 3, 1, 2))
+        return features
 
 
 def _filled(model: DQN) -> DQN:

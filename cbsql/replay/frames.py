@@ -219,10 +219,6 @@ class FrameReplayBuffer(IndexedReplayBuffer):
         obs, next_obs = images.transpose(0, 1, images.ndim - 1, *range(2, images.ndim - 1))
         return obs, next_obs
 
-    def _tensor(self, array: Any) -> th.Tensor:
-        tensor = super()._tensor(array)
-        return tensor if self.device.type == "cpu" else tensor.contiguous()
-
 
 def stacked_frames(env: VecEnv) -> int:
     """Return how many frames each observation of `env` stacks in the form a buffer here stores.

@@ -203,7 +203,8 @@ class IndexedReplayBuffer(ReplayBuffer):
 
     def _tensor(self, array: Any) -> th.Tensor:
         """Give the memory of a new array to a tensor."""
-        return th.from_numpy(array).to(self.device)
+        tensor = th.from_numpy(array)
+        return tensor if self.device.type == "cpu" else tensor.to(self.device).contiguous()
 
 
 @jit()
