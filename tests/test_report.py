@@ -133,6 +133,24 @@ def test_the_papers_table_has_its_numbers_and_ours(tmp_path, browser):
     ]
 
 
+def test_runs_of_as_many_steps_have_a_table_of_their_own(tmp_path):
+    def captions():
+        lines = make_tables(collect([tmp_path])).splitlines()
+        return [line for line in lines if line.startswith("Table")]
+
+    write_tests(write_run(tmp_path / "short", algorithm="rainbow", steps=125_000), [2.0] * 50)
+    last = "the last 50 test episodes; 1 of 8 cells run."
+    assert captions()[1:] == [f"Table 2: 500,000 frames, {last}"]
+    write_tests(write_run(tmp_path / "long", algorithm="rainbow", steps=500_000), [9.0] * 50)
+    assert captions()[1:] == [
+        f"Table 2: 500,000 frames, {last}",
+        f"Table 2: 2,000,000 frames, taking its 500,000 for steps, {last}",
+    ]
+    rows = [x for x in make_tables(collect([tmp_path])).splitlines() if "game 9.00" in x]
+    assert len(rows) == 1
+    assert "game 9.00 ± 0, 1 seed, −1.20" in rows[0]  # beside 10.2
+
+
 def test_the_documentation_has_the_tables_of_the_results():
     tables = make_tables(collect([ROOT / "results"]))
     assert tables.strip() in (ROOT / "docs" / "reproduction.md").read_text()

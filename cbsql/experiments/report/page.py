@@ -11,6 +11,7 @@ import jinja2
 import numpy as np
 from numpy.typing import NDArray
 
+from cbsql.envs.atari import FRAME_SKIP
 from cbsql.envs.chain_walk import Retreat
 from cbsql.experiments import chain, curves
 from cbsql.experiments.curves import Result
@@ -358,20 +359,30 @@ def _chain(one: Chain) -> dict[str, Any]:
 
 
 def _paper_tables(results: list[Result]) -> list[dict[str, Any]]:
-    return [_paper_table(table, results) for table in (TABLE_1, TABLE_2)]
+    """Both tables and, if there are such runs, both with their frames taken for agent steps."""
+    parts = [
+        _paper_table(table, results, in_steps)
+        for in_steps in (False, True)
+        for table in (TABLE_1, TABLE_2)
+    ]
+    return [part for part in parts if part["run"] or not part["in_steps"]]
 
 
-def _paper_table(table: Table, results: list[Result]) -> dict[str, Any]:
+def _paper_table(table: Table, results: list[Result], in_steps: bool) -> dict[str, Any]:
     """The paper's cells beside ours, of runs that are as long as its own."""
+    frames = table.frames * (FRAME_SKIP if in_steps else 1)
     games = list(dict.fromkeys(game for game, _ in table.published))
     algorithms = list(dict.fromkeys(algorithm for _, algorithm in table.published))
     ours: dict[tuple[str, str], list[Result]] = {key: [] for key in table.published}
     for result in results:
         key = (result.game, result.algorithm)
-        if key in ours and result.frames == table.frames and result.protocol == "nature":
+        if key in ours and result.frames == frames and result.protocol == "nature":
             ours[key].append(result)
     return {
         "table": table,
+        "name": table.name.replace("table", "Table "),
+        "in_steps": in_steps,
+        "length": f"{frames:,} frames" + in_steps * f", taking its {table.frames:,} for steps",
         "algorithms": algorithms,
         "rows": [
             (
