@@ -33,9 +33,7 @@ reproduce = typer.Typer(help="Reproduce the paper's experiments.", no_args_is_he
 app.add_typer(reproduce, name="reproduce")
 console = Console()
 Games = Annotated[str, typer.Option(help="In place of the paper's, e.g. pong,breakout.")]
-Algorithms = Annotated[
-    str, typer.Option(help="Only these columns, e.g. 'rainbow,rainbow-sql 100'.")
-]
+Algorithms = Annotated[str, typer.Option(help="Only these columns, e.g. 'sql 100,cbsql'.")]
 Seeds = Annotated[int, typer.Option(help="Runs of each; 0 means as many as the paper's.", min=0)]
 Frames = Annotated[str, typer.Option(help="Training time, e.g. 500K; else the paper's.")]
 Workers = Annotated[

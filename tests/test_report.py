@@ -144,7 +144,7 @@ def test_runs_of_as_many_steps_have_a_table_of_their_own(tmp_path):
     write_tests(write_run(tmp_path / "long", algorithm="rainbow", steps=500_000), [9.0] * 50)
     assert captions()[1:] == [
         f"Table 2: 500,000 frames, {last}",
-        f"Table 2: 2,000,000 frames, taking its 500,000 for steps, {last}",
+        f"Table 2 in steps: 2,000,000 frames, {last}",
     ]
     rows = [x for x in make_tables(collect([tmp_path])).splitlines() if "game 9.00" in x]
     assert len(rows) == 1

@@ -20,8 +20,8 @@ class MinAtarCNN(BaseFeaturesExtractor):
     """The network of MinAtar's authors for its 10 x 10 boolean images, channels last.
 
     Young and Tian (2019), "MinAtar": one convolution with 16 filters of 3 x 3, and a hidden layer.
-    The convolution is done as one product, for images so small the fastest way, and its output goes
-    to the hidden layer with channels last, as it is.
+    The convolution is done as one product, which for images so small is faster on a CPU, and its
+    output goes to the hidden layer with channels last, as it is.
     """
 
     def __init__(self, observation_space: spaces.Box, features_dim: int = 128) -> None:

@@ -151,7 +151,7 @@ def _model(game: str, algorithm: str, stored: int) -> DQN:
 
 
 def _sb3(game: str) -> Block:
-    """SB3's DQN as its users run it, with the network and the frequencies of our preset."""
+    """SB3's DQN as its users run it, with the layers and the frequencies of our preset."""
     base = preset(RunSpec(game, "dqn"))
     keys = {"batch_size", "train_freq", "gradient_steps", "target_update_interval"}
     settings: dict[str, Any] = {k: v for k, v in base.settings.items() if k in keys}

@@ -89,6 +89,11 @@ class Result:
         return self.game, self.protocol, self.steps, self.algorithm, self.seed
 
     @property
+    def row(self) -> tuple[str, str, int]:
+        """What no two runs of a table have in common: :data:`RUN_KEY`."""
+        return self.game, self.algorithm, self.seed
+
+    @property
     def versions(self) -> set[str]:
         """Of this package, that it may have been made with."""
         return {place["versions"]["cbsql"] for place in self.places if place.get("versions")}
@@ -116,11 +121,14 @@ def name_of(spec: dict[str, Any]) -> str:
 def read_run(folder: Path, until: int | None = None) -> Result:
     """Read a finished run, or what any run has shown in its first ``until`` agent steps.
 
+    The latter is not what a run of that length shows, since schedules go on: its name says so. It
+    has no test games, and the updates and seconds of its last game.
+
     :raises ValueError: if it is not finished, or has not come so far
     """
     record = json.loads((folder / "run.json").read_text())
-    spec = record["spec"]
-    if until is None and not record["finished"]:
+    spec, finished = record["spec"], record["finished"]
+    if until is None and not finished:
         raise ValueError(f"The run in {folder} is not finished.")
     with (folder / "episodes.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["kind"] == "game"]
@@ -130,21 +138,24 @@ def read_run(folder: Path, until: int | None = None) -> Result:
         logged = ("time/total_timesteps", "train/beta_mean", "train/count_mean")
         lines = [[float(row.get(name) or "nan") for name in logged] for row in csv.DictReader(file)]
     logs = np.array(lines).reshape(-1, 3)
-    tests = read_test(folder)
+    name = name_of(spec)
     if until is None:
         steps, updates, seconds = (record[key] for key in ("steps", "updates", "seconds"))
+        tests = read_test(folder)
     else:
-        if not len(games) or games[-1, 0] < until:
-            raise ValueError(f"The run in {folder} has not come to step {until:,}.")
+        reached = record["steps"] if finished else max((*games[-1:, 0], *logs[-1:, 0]), default=0)
+        if reached < until:
+            raise ValueError(f"The run in {folder} has come to step {reached:,.0f}, not {until:,}.")
         games = games[games[:, 0] <= until]
-        steps, updates, seconds, tests = until, int(games[-1, 2]), float(games[-1, 3]), []
+        updates, seconds = games[-1, 2:].tolist() if len(games) else (0, 0.0)
+        name, steps, tests = f"{name} (cut off of {spec['steps']:,} steps)", until, []
     return Result(
         game=spec["game"],
-        algorithm=name_of(spec),
+        algorithm=name,
         seed=int(spec["seed"]),
-        steps=steps,
-        updates=updates,
-        seconds=seconds,
+        steps=int(steps),
+        updates=int(updates),
+        seconds=float(seconds),
         commit=record.get("commit") or "",
         command=record.get("command", ""),
         folder=folder,
@@ -211,13 +222,18 @@ def _rows(path: Path) -> Iterator[tuple[tuple[str, ...], dict[str, str]]]:
 
 def write_tables(results: Iterable[Result], out: Path) -> None:
     """Write curves.csv, runs.csv, tests.csv and machines.json."""
-    results = sorted(results, key=lambda one: (one.game, one.algorithm, one.seed))
-    keys = [(one.game, one.algorithm, one.seed) for one in results]
-    for key, following in pairwise(keys):
-        if key == following:
-            raise ValueError(f"There are two runs of {key}: tables hold one, of one length.")
+    results = sorted(results, key=lambda one: one.row)
+    for one, following in pairwise(results):
+        if one.row == following.row:
+            raise ValueError(f"{one.folder} and {following.folder} are the same run.")
+        if one.row[:2] == following.row[:2] and one.steps != following.steps:
+            raise ValueError(
+                f"{one.game}, {one.algorithm} has runs of {one.steps:,} and {following.steps:,} "
+                "steps, which cannot be averaged: give them an --out of their own."
+            )
     curves, runs, tests = [], [], []
-    for key, one in zip(keys, results, strict=True):
+    for one in results:
+        key = one.row
         for steps, score, games, *beta_and_count in one.curve:
             shown = [f"{x:.5g}" if np.isfinite(x) else "" for x in (score, *beta_and_count)]
             curves.append((*key, round(steps), shown[0], int(games), *shown[1:]))
@@ -226,14 +242,16 @@ def write_tables(results: Iterable[Result], out: Path) -> None:
         tests += [(*key, *test) for test in one.tests]
     _write(out / "curves.csv", CURVE_COLUMNS, curves)
     _write(out / "runs.csv", RUN_COLUMNS, runs)
-    if tests:
-        _write(out / "tests.csv", TEST_COLUMNS, tests)
+    _write(out / "tests.csv", TEST_COLUMNS, tests)
     places = {json.dumps(place) for one in results for place in one.places}
     text = json.dumps([json.loads(place) for place in sorted(places)], indent=2)
     (out / "machines.json").write_text(text + "\n")
 
 
-def _write(path: Path, columns: tuple[str, ...], rows: Iterable[tuple[Any, ...]]) -> None:
+def _write(path: Path, columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    if not rows:
+        path.unlink(missing_ok=True)  # what is there belongs to other runs
+        return
     with path.open("w", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([columns, *rows])
 
@@ -243,9 +261,11 @@ def draw_curves(results: Iterable[Result], out: Path) -> None:
     results = list(results)
     _figure(results, 1, "score of a game").savefig(out / "curves.png", dpi=130)
     counting = [one for one in results if np.isfinite(one.curve[:, 4]).any()]
-    if counting:
-        _figure(counting, 3, "mean beta(s')").savefig(out / "beta.png", dpi=130)
-        _figure(counting, 4, "mean count of s'").savefig(out / "count.png", dpi=130)
+    for column, name, label in ((3, "beta", "mean beta(s')"), (4, "count", "mean count of s'")):
+        path = out / f"{name}.png"
+        path.unlink(missing_ok=True)
+        if counting:
+            _figure(counting, column, label).savefig(path, dpi=130)
 
 
 def _figure(results: list[Result], column: int, label: str) -> Figure:
@@ -255,7 +275,7 @@ def _figure(results: list[Result], column: int, label: str) -> Figure:
         games[one.game][one.algorithm].append(one)
     names = sorted({one.algorithm for one in results}, key=_order)
     others = iter(OTHER_COLOURS * len(names))
-    colours = {name: COLOURS.get(name) or next(others) for name in names}
+    colours = {name: COLOURS.get(name.partition(" (")[0]) or next(others) for name in names}
     columns = min(len(games), 3)
     lines = -(-len(games) // columns)
     figure = Figure(figsize=(4.2 * columns, 3.2 * lines), layout="constrained")
@@ -296,10 +316,18 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--until", type=int, help="agent steps after which a run is cut off")
     arguments = parser.parse_args()
+    read = []
+    for folder in arguments.runs:
+        try:
+            read.append(read_run(folder, arguments.until))
+        except ValueError as error:
+            print(f"Left out: {error}")
     arguments.out.mkdir(parents=True, exist_ok=True)
     kept = read_tables(arguments.out) if (arguments.out / "runs.csv").is_file() else []
-    read = [read_run(folder, arguments.until) for folder in arguments.runs]
-    results = {one.key: one for one in (*kept, *read)}.values()
+    given = {one.row for one in read}
+    results = [*(one for one in kept if one.row not in given), *read]
+    if not results:
+        parser.error("there is nothing to write.")
     write_tables(results, arguments.out)
     draw_curves(results, arguments.out)
 

@@ -15,6 +15,7 @@ class Table:
     """A table of the paper."""
 
     name: str
+    title: str
     frames: int
     """Emulator frames of training."""
     test_games: int
@@ -68,6 +69,7 @@ def _table(
 
 TABLE_1 = Table(
     name="table1",
+    title="Table 1",
     frames=3_000_000,
     test_games=100,
     runs=3,
@@ -86,6 +88,7 @@ TABLE_1 = Table(
 
 TABLE_2 = Table(
     name="table2",
+    title="Table 2",
     frames=500_000,
     test_games=50,
     runs=5,

@@ -204,6 +204,7 @@ class IndexedReplayBuffer(ReplayBuffer):
     def _tensor(self, array: Any) -> th.Tensor:
         """Give the memory of a new array to a tensor."""
         tensor = th.from_numpy(array)
+        # Stacks of frames come with channels last, which pays on the CPU only.
         return tensor if self.device.type == "cpu" else tensor.to(self.device).contiguous()
 
 

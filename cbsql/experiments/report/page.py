@@ -9,12 +9,11 @@ from typing import Any
 
 import jinja2
 import numpy as np
-from numpy.typing import NDArray
 
 from cbsql.envs.atari import FRAME_SKIP
 from cbsql.envs.chain_walk import Retreat
 from cbsql.experiments import chain, curves
-from cbsql.experiments.curves import Result
+from cbsql.experiments.curves import Floats, Result
 from cbsql.experiments.paper import TABLE_1, TABLE_2, Table
 from cbsql.experiments.report.collect import Chain, Collection
 from cbsql.experiments.statistics import (
@@ -26,8 +25,6 @@ from cbsql.experiments.statistics import (
     performance_profile,
     probability_of_improvement,
 )
-
-Floats = NDArray[np.float64]
 
 EPISODES_PER_POINT = 3
 """Of the chain-walk's curves, to keep the page small."""
@@ -380,9 +377,9 @@ def _paper_table(table: Table, results: list[Result], in_steps: bool) -> dict[st
             ours[key].append(result)
     return {
         "table": table,
-        "name": table.name.replace("table", "Table "),
+        "name": f"{table.title} in steps" if in_steps else table.title,
         "in_steps": in_steps,
-        "length": f"{frames:,} frames" + in_steps * f", taking its {table.frames:,} for steps",
+        "frames": frames,
         "algorithms": algorithms,
         "rows": [
             (
