@@ -17,7 +17,9 @@ import numpy as np
 import torch as th
 from stable_baselines3.common.torch_layers import NatureCNN
 
+from cbsql.deep.networks import MinAtarCNN
 from cbsql.deep.optim import Adam, RMSprop, clipped_step
+from cbsql.experiments.bench import AsPublished
 from cbsql.experiments.provenance import provenance
 from cbsql.experiments.runner import keep_memory, make_env, make_model
 from cbsql.experiments.spec import RunSpec
@@ -44,12 +46,12 @@ def stepping(optimizer: Any, learnt: list[th.nn.Parameter], **options: Any) -> C
     return lambda: clipped_step(made, learnt, 10.0)
 
 
-def passing(network: NatureCNN, frames: th.Tensor) -> Callable[[], None]:
-    """A forward and a backward pass from a batch of frames as a buffer has it."""
+def passing(network: th.nn.Module, images: th.Tensor) -> Callable[[], None]:
+    """A forward and a backward pass from a batch of images as a buffer has it."""
 
     def passes() -> None:
         network.zero_grad()
-        network(frames.float() / 255).sum().backward()
+        network(images.float() / 255).sum().backward()
 
     return passes
 
@@ -86,6 +88,13 @@ def main() -> None:
         "forward and backward, Nature CNN, frames stacked or interleaved",
         passing(sizes["Nature CNN"], frames),
         passing(sizes["Nature CNN"], frames.contiguous(memory_format=th.channels_last)),
+    )
+    planes = gym.spaces.Box(0, 1, (10, 10, 4), bool)
+    images = th.rand(32, *planes.shape) < 0.1
+    compare(
+        "forward and backward, MinAtar's network, as published or ours",
+        passing(AsPublished(planes), images),
+        passing(MinAtarCNN(planes), images),
     )
     for game, algorithm in (
         ("CartPole-v1", "dqn"),

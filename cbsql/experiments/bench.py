@@ -161,12 +161,12 @@ def _sb3(game: str) -> Block:
         env = make_vec_env(game, seed=0)
         settings["policy_kwargs"] = {"net_arch": base.settings["policy_kwargs"]["net_arch"]}
         if base.policy == "CnnPolicy":
-            settings["policy_kwargs"]["features_extractor_class"] = _AsPublished
+            settings["policy_kwargs"]["features_extractor_class"] = AsPublished
     settings |= {"buffer_size": STORED, "learning_starts": 0, **_EXPLORATION}
     return _learning(_filled(DQN(base.policy, env, **settings)))
 
 
-class _AsPublished(BaseFeaturesExtractor):
+class AsPublished(BaseFeaturesExtractor):
     """The network for MinAtar as its authors write it, for want of one in SB3."""
 
     def __init__(self, space: gym.spaces.Box) -> None:

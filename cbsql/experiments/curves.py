@@ -320,14 +320,14 @@ def main() -> None:
     for folder in arguments.runs:
         try:
             read.append(read_run(folder, arguments.until))
-        except ValueError as error:
+        except (OSError, ValueError) as error:
             print(f"Left out: {error}")
-    arguments.out.mkdir(parents=True, exist_ok=True)
     kept = read_tables(arguments.out) if (arguments.out / "runs.csv").is_file() else []
     given = {one.row for one in read}
     results = [*(one for one in kept if one.row not in given), *read]
     if not results:
         parser.error("there is nothing to write.")
+    arguments.out.mkdir(parents=True, exist_ok=True)
     write_tables(results, arguments.out)
     draw_curves(results, arguments.out)
 
