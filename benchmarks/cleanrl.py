@@ -24,7 +24,6 @@ import torch as th
 
 from cbsql.experiments import bench
 from cbsql.experiments.provenance import provenance
-from cbsql.experiments.runner import keep_memory
 
 SCRIPT = "cleanrl/dqn_atari.py"
 gym.register_envs(ale_py)
@@ -37,13 +36,10 @@ class Turns(gym.Wrapper[Any, Any, Any, Any]):
     """
 
     allowed, waiting = threading.Semaphore(0), threading.Semaphore(0)
-    over = threading.Event()
 
     def _wait(self) -> None:
         self.waiting.release()
         self.allowed.acquire()
-        if self.over.is_set():
-            sys.exit()  # from this thread
 
     def step(self, action: Any) -> Any:
         self._wait()
@@ -89,19 +85,13 @@ def main() -> None:
         print(f"Nothing to compare DQN with: {clone} has no {SCRIPT}.")
         return
     th.set_num_threads(arguments.threads)
-    keep_memory()
+    print(f"{record['machine']}, {arguments.threads} torch threads, commit {record['commit']}\n")
+    loops = {"CleanRL's DQN": partial(cleanrl, clone), "SB3 DQN": partial(bench._sb3, "breakout")}
+    loops["DQN by hand"] = bench._by_hand
+    loops |= {name: partial(bench._ours, "breakout", name) for name in ("dqn", "cbsql")}
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # the script writes its logs where it runs
-        loops = {"CleanRL's DQN": cleanrl(clone)}
-        loops |= {"SB3 DQN": bench._sb3("breakout"), "DQN by hand": bench._by_hand()}
-        loops |= {name: bench._ours("breakout", name) for name in ("dqn", "cbsql")}
-        speeds = bench._in_turns(loops, 200, arguments.blocks)
-        Turns.over.set()
-        Turns.allowed.release()
-    print(f"{record['machine']}, {arguments.threads} torch threads, commit {record['commit']}\n")
-    print("| loop | steps/s | to the first |\n|---|---|---|")
-    for name, speed in speeds.items():
-        print(f"| {name} | {speed:.1f} | {speed / next(iter(speeds.values())):.2f} |")
+        print(*bench.compare(loops, 200, arguments.blocks), sep="\n")
 
 
 if __name__ == "__main__":

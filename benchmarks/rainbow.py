@@ -8,8 +8,10 @@ the convolutions of the Nature network. Figures are medians of turns of 200 agen
 """
 
 import argparse
+import importlib.util
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import ale_py
@@ -18,7 +20,7 @@ import torch as th
 
 from cbsql.experiments import bench
 from cbsql.experiments.provenance import provenance
-from cbsql.experiments.runner import keep_memory, make_env, make_model
+from cbsql.experiments.runner import make_env, make_model
 from cbsql.experiments.spec import RunSpec, preset
 
 gym.register_envs(ale_py)
@@ -92,19 +94,14 @@ def main() -> None:
     parser.add_argument("--blocks", type=int, default=7)
     arguments = parser.parse_args()
     th.set_num_threads(arguments.threads)
-    keep_memory()
-    try:
-        loops = {"Tianshou's Rainbow": tianshou()}
-    except ImportError as error:
-        print(f"Nothing to compare Rainbow with: {error}.")
+    if not importlib.util.find_spec("tianshou"):
+        print("Nothing to compare Rainbow with: Tianshou is not installed.")
         return
-    loops |= {name: ours(name) for name in ("rainbow", "rainbow-cbsql")}
-    speeds = bench._in_turns(loops, 200, arguments.blocks)
+    loops = {"Tianshou's Rainbow": tianshou}
+    loops |= {name: partial(ours, name) for name in ("rainbow", "rainbow-cbsql")}
     record = provenance()
     print(f"{record['machine']}, {arguments.threads} torch threads, commit {record['commit']}\n")
-    print("| loop | steps/s | to the first |\n|---|---|---|")
-    for name, speed in speeds.items():
-        print(f"| {name} | {speed:.1f} | {speed / next(iter(speeds.values())):.2f} |")
+    print(*bench.compare(loops, 200, arguments.blocks), sep="\n")
 
 
 if __name__ == "__main__":

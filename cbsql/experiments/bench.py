@@ -1,7 +1,8 @@
 """How fast training is: beside Stable-Baselines3 and a loop by hand, and as a run grows.
 
 Whatever is compared is built first and then trains in turns, a block of agent steps each, so that a
-busy machine slows all of it. Figures are medians over the blocks, by the wall clock.
+busy machine slows all of it. Figures are medians over the blocks, by the wall clock. Loops of
+different libraries have a process each: what one does to Torch's threads would slow the others.
 """
 
 import gc
@@ -10,7 +11,10 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -71,19 +75,57 @@ PARTS: tuple[str, ...] = ("loops", "growth", "batches", "pair")
 
 def _loops(game: str, blocks: int) -> Iterator[str]:
     yield from ("", f"## Training on {game}, {STORED:,} transitions stored", "")
-    loops: dict[str, Block] = {}
+    loops: dict[str, Callable[[], Block]] = {}
     if game != "breakout" or importlib.util.find_spec("cv2"):
-        loops["SB3 DQN"] = _sb3(game)
+        loops["SB3 DQN"] = partial(_sb3, game)
     else:
         yield "SB3's DQN is left out: its Atari wrappers need OpenCV (opencv-python-headless).\n"
     if game == "breakout":
-        loops["DQN by hand"] = _by_hand()
-    loops |= {f"cbsql {name}": _ours(game, name) for name in ALGORITHMS}
-    speeds = _in_turns(loops, BLOCK_STEPS[game], blocks)
+        loops["DQN by hand"] = _by_hand
+    loops |= {f"cbsql {name}": partial(_ours, game, name) for name in ALGORITHMS}
+    yield from compare(loops, BLOCK_STEPS[game], blocks)
+
+
+def compare(loops: Mapping[str, Callable[[], Block]], steps: int, blocks: int) -> Iterator[str]:
+    """A table of loops, each built and run in a process of its own."""
+    with ExitStack() as stack:
+        there = {name: stack.enter_context(_elsewhere(make)) for name, make in loops.items()}
+        speeds = _in_turns(there, steps, blocks)
     yield "| loop | steps/s | of the first row |\n|---|---|---|"
     first = next(iter(speeds.values()))
     for name, speed in speeds.items():
         yield f"| {name} | {speed:.0f} | {speed / first:.2f} |"
+
+
+@contextmanager
+def _elsewhere(make: Callable[[], Block]) -> Iterator[Block]:
+    """A loop in a process of its own, with as many Torch threads as here."""
+    spawning = multiprocessing.get_context("spawn")
+    here, there = spawning.Pipe()
+    process = spawning.Process(target=_serve, args=(there, make, th.get_num_threads()), daemon=True)
+    process.start()
+    there.close()  # else its end would go unnoticed here
+
+    def block(steps: int) -> None:
+        here.send(steps)
+        here.recv()
+
+    try:
+        here.recv()
+        yield block
+    except EOFError:
+        raise RuntimeError("A loop has ended: see above.") from None
+    finally:
+        process.terminate()
+
+
+def _serve(pipe: Connection, make: Callable[[], Block], threads: int) -> None:
+    th.set_num_threads(threads)
+    keep_memory()
+    block = make()
+    while True:
+        pipe.send(None)
+        block(pipe.recv())
 
 
 def _growth(blocks: int) -> Iterator[str]:
