@@ -117,6 +117,7 @@ def _elsewhere(make: Callable[[], Block]) -> Iterator[Block]:
         raise RuntimeError("A loop has ended: see above.") from None
     finally:
         process.terminate()
+        process.join()
 
 
 def _serve(pipe: Connection, make: Callable[[], Block], threads: int) -> None:
