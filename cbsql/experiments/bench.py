@@ -113,7 +113,7 @@ def _elsewhere(make: Callable[[], Block]) -> Iterator[Block]:
     try:
         here.recv()
         yield block
-    except EOFError:
+    except (EOFError, ConnectionError):
         raise RuntimeError("A loop has ended: see above.") from None
     finally:
         process.terminate()
