@@ -2,10 +2,13 @@
 
 import os
 import time
+from collections import Counter
 from functools import partial
 
 import pytest
 import torch as th
+from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from cbsql.experiments import bench
 
@@ -51,3 +54,25 @@ def ends():
 def test_a_loop_that_ends_is_no_measurement():
     with pytest.raises(RuntimeError, match="has ended"):
         list(bench.compare({"first": partial(paced, 1), "second": ends}, 1, 1))
+
+
+def test_networks_alone_are_asked_as_often_as_those_of_dqn():
+    """By images that a first convolution sees at once, with gradient and without."""
+    dqn = asked(bench._ours("breakout", "dqn", 500), 80)
+    alone = asked(bench._bare(), 80)
+    assert dqn[32, True] == dqn[32, False] == alone[32, True] == alone[32, False] == 20
+    assert dqn[1, False] == pytest.approx(72, abs=11)  # four deviations: epsilon is random
+    assert alone[1, False] == pytest.approx(72, abs=11)
+    assert dqn.keys() == alone.keys()
+
+
+def asked(block, steps):
+    calls = Counter()
+
+    def count(module, _, output):
+        if isinstance(module, nn.Conv2d) and module.in_channels == 4:
+            calls[len(output), output.requires_grad] += 1
+
+    with register_module_forward_hook(count):
+        block(steps)
+    return calls

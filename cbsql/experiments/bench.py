@@ -81,7 +81,7 @@ def _loops(game: str, blocks: int) -> Iterator[str]:
     else:
         yield "SB3's DQN is left out: its Atari wrappers need OpenCV (opencv-python-headless).\n"
     if game == "breakout":
-        loops["DQN by hand"] = _by_hand
+        loops |= {"DQN by hand": _by_hand, "networks and game alone": _bare}
     loops |= {f"cbsql {name}": partial(_ours, game, name) for name in ALGORITHMS}
     yield from compare(loops, BLOCK_STEPS[game], blocks)
 
@@ -270,15 +270,7 @@ def _by_hand() -> Block:
     assert isinstance(env.action_space, gym.spaces.Discrete)
     n_actions = int(env.action_space.n)
 
-    def network() -> nn.Sequential:
-        return nn.Sequential(
-            *(nn.Conv2d(4, 32, 8, stride=4), nn.ReLU()),
-            *(nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()),
-            *(nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten()),
-            *(nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, n_actions)),
-        )
-
-    online, target = network(), network()
+    online, target = _nature_network(n_actions), _nature_network(n_actions)
     optimizer = th.optim.Adam(online.parameters(), lr=1e-4)
     buffer = ReplayBuffer(STORED, env.observation_space, env.action_space, "cpu")
     rng = np.random.default_rng(0)
@@ -320,6 +312,46 @@ def _by_hand() -> Block:
                 target.load_state_dict(online.state_dict())
 
     return block
+
+
+def _bare() -> Block:
+    """The networks of DQN, asked as often as it asks them, and the game: what none can leave out.
+
+    Nothing is stored, sampled, counted or learnt; the networks always see the same frames. What a
+    loop takes longer than this is its own; whoever uses Torch's kernels in turn is not faster.
+    """
+    env = make_env(RunSpec("breakout", "dqn"))
+    online, target = _nature_network(4), _nature_network(4)
+    rng = np.random.default_rng(0)
+    frames = th.rand(32, 4, 84, 84).to(memory_format=th.channels_last)
+    backup = th.zeros(32)
+    env.reset()
+    step = 0
+
+    def block(steps: int) -> None:
+        nonlocal step
+        for _ in range(steps):
+            if rng.random() >= EPSILON:
+                with th.inference_mode():
+                    online(frames[:1])
+            env.step(rng.integers(4, size=1))
+            step += 1
+            if step % 4 == 0:
+                with th.no_grad():
+                    target(frames)
+                online.zero_grad()
+                F.mse_loss(online(frames)[:, 0], backup).backward()  # type: ignore[no-untyped-call]
+
+    return block
+
+
+def _nature_network(n_actions: int) -> nn.Sequential:
+    return nn.Sequential(
+        *(nn.Conv2d(4, 32, 8, stride=4), nn.ReLU()),
+        *(nn.Conv2d(32, 64, 4, stride=2), nn.ReLU()),
+        *(nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten()),
+        *(nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, n_actions)),
+    )
 
 
 def _resident_bytes() -> int:
