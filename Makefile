@@ -9,7 +9,7 @@ BENCHMARKS := $(filter-out benchmarks/soak.py, $(wildcard benchmarks/*.py))  # t
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install demo test test-slow lint format bench clean
+.PHONY: help install demo reproduce test test-slow lint format bench clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*##/\t/' | expand -t 12
@@ -23,6 +23,16 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)  ## reproduce the chain-walk figure, train a little, make the pages
 	@$(BIN)/cbsql demo
+
+reproduce: $(INSTALLED)  ## all runs behind results/ anew, with a page; DRY=--dry-run lists them
+	@$(if $(DRY),,for retreat in back stay start; do for end in timelimit terminal; do \
+		$(BIN)/cbsql reproduce chain --retreat $$retreat --end $$end --all-schedules \
+			--out runs/chain/$$retreat-$$end || exit; done; done)
+	@for list in results/*/runs.yaml; do folder=$${list%/runs.yaml}; echo $$list; \
+		$(BIN)/cbsql sweep $$list --out runs/$${folder#results/} $(DRY) || exit; done
+	@for table in table2 table1; do echo $$table; \
+		$(BIN)/cbsql reproduce $$table --out runs/$$table $(DRY) || exit; done
+	@$(if $(DRY),,$(BIN)/cbsql report runs --out runs/report)
 
 test: $(INSTALLED)  ## all but the slow tests
 	$(BIN)/pytest -n 2

@@ -2,12 +2,14 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from cbsql.experiments import curves
 from cbsql.experiments.runner import COLUMNS
+from cbsql.experiments.spec import preset, read_specs
 
 ROOT = Path(__file__).parents[1]
 
@@ -104,6 +106,33 @@ def test_kept_tables_survive_reading_and_writing(kept, tmp_path):
     for path in kept.iterdir():
         if (path.suffix == ".csv" and path.name != "others.csv") or path.name == "machines.json":
             assert path.read_bytes() == (tmp_path / path.name).read_bytes()
+
+
+# Runs made once more with later code, a range that was the preset's, runs that have not ended.
+UNNAMED = re.compile(r" again| kappa=0\.01$| policy_kwargs=\{'v_min': -10, 'v_max': 30\}| \(cut.*")
+
+
+@pytest.mark.parametrize(
+    "listed",
+    [p for p in sorted(ROOT.glob("results/*/runs.yaml")) if p.with_suffix(".csv").exists()],
+    ids=str,
+)
+def test_lists_make_the_runs_that_are_kept(listed):
+    steps = {
+        (spec.game, UNNAMED.sub("", curves.name_of(spec.describe())), spec.seed): spec.steps
+        or preset(spec).steps
+        for spec in read_specs(listed)[0]
+    }
+    kept = {
+        (run.game, UNNAMED.sub("", run.algorithm), run.seed): run
+        for run in curves.read_tables(listed.parent)
+    }
+    assert kept.keys() == steps.keys()
+    for key, run in kept.items():
+        if "(cut off" in run.algorithm:
+            assert run.steps < steps[key]
+        else:  # CartPole's end with their updates, which come every 256 steps
+            assert 0 <= run.steps - steps[key] < 256
 
 
 @pytest.mark.parametrize("finished", [True, False])
