@@ -51,9 +51,24 @@ def test_atari_preset_is_the_papers_table(game):
     assert [m.stride for m in convolutions] == [(4, 4), (2, 2), (1, 1)]
     hidden, _ = (m for m in model.q_net.modules() if isinstance(m, torch.nn.Linear))
     assert hidden.out_features == 512
-    assert isinstance(model.policy.optimizer, torch.optim.RMSprop)
     assert isinstance(model.replay_buffer, FrameReplayBuffer)
     assert model.temperature.counter.density.shape == (42, 42)
+
+
+@pytest.mark.parametrize("size", [1e-7, 1e-4, 1e-2])
+def test_atari_preset_takes_the_steps_of_the_original_program(size):
+    """That of Mnih et al. sums gradients over a batch; Torch's form is not quite the same."""
+    kwargs = preset(RunSpec("pong", "dqn")).settings["policy_kwargs"]
+    weight = torch.nn.Parameter(torch.zeros(1))
+    optimizer = kwargs["optimizer_class"]([weight], lr=2.5e-4, **kwargs["optimizer_kwargs"])
+    g = g2 = theirs = 0.0
+    for mean in size * np.random.default_rng(0).standard_normal(200):
+        dw = 32 * mean
+        g, g2 = 0.95 * g + 0.05 * dw, 0.95 * g2 + 0.05 * dw**2
+        theirs -= 2.5e-4 * dw / (g2 - g**2 + 0.01) ** 0.5
+        weight.grad = torch.tensor([mean], dtype=torch.float32)
+        optimizer.step()
+    assert weight.item() == pytest.approx(theirs, rel=0.001 if size < 1e-6 else 0.3)
 
 
 def test_minatar_preset_is_the_authors_network():

@@ -141,10 +141,10 @@ class Preset:
     """Time of an agent step, learning included, on one core: see docs/scaling.md."""
 
 
-_RMSPROP = {
-    "optimizer_class": RMSprop,
-    "optimizer_kwargs": {"alpha": 0.95, "eps": 0.01, "centered": True},
-}
+def _rmsprop(eps: float) -> dict[str, Any]:
+    kwargs = {"alpha": 0.95, "eps": eps, "centered": True}
+    return {"optimizer_class": RMSprop, "optimizer_kwargs": kwargs}
+
 
 ATARI = Preset(
     # The second table of the paper's appendix; what it leaves open is from Mnih et al. (2015).
@@ -160,7 +160,9 @@ ATARI = Preset(
         "train_freq": 4,
         "target_update_interval": 10_000,
         "exploration_final_eps": 0.1,
-        "policy_kwargs": _RMSPROP,
+        # Their program sums gradients over the batch, and adds 0.01 under the root. Torch adds eps
+        # to the root, and the gradients here are means: with this, small ones are treated alike.
+        "policy_kwargs": _rmsprop(eps=0.01**0.5 / 32),
     },
     exploration_steps=250_000,  # 1M frames
     step_seconds=0.015,
@@ -181,7 +183,11 @@ MINATAR = Preset(
         "target_update_interval": 1_000,
         "exploration_final_eps": 0.1,
         # MinAtarCNN is the whole network but for its last layer.
-        "policy_kwargs": {**_RMSPROP, "features_extractor_class": MinAtarCNN, "net_arch": []},
+        "policy_kwargs": {
+            **_rmsprop(eps=0.01),
+            "features_extractor_class": MinAtarCNN,
+            "net_arch": [],
+        },
     },
     exploration_steps=20_000,
     step_seconds=0.0012,
