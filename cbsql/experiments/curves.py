@@ -288,7 +288,7 @@ def _figure(results: list[Result], column: int, label: str) -> Figure:
                 _draw(axes, by_name[name], column, name, colours[name])
         axes.set(title=game, xlabel="thousands of agent steps", ylabel=label)
         if by_name.keys() - explained:
-            axes.legend(frameon=False, fontsize=8)
+            axes.legend(framealpha=0.7, edgecolor="none", fontsize=8)
         explained |= by_name.keys()
     return figure
 
