@@ -278,7 +278,8 @@ def _figure(results: list[Result], column: int, label: str) -> Figure:
     colours = {name: COLOURS.get(name.partition(" (")[0]) or next(others) for name in names}
     columns = min(len(games), 3)
     lines = -(-len(games) // columns)
-    figure = Figure(figsize=(4.2 * columns, 3.2 * lines), layout="constrained")
+    height = 3.2 * lines + 0.17 * len(names)  # inches, with room for the legend
+    figure = Figure(figsize=(4.2 * columns, height), layout="constrained")
     explained: set[str] = set()
     for position, (game, by_name) in enumerate(sorted(games.items()), start=1):
         axes = figure.add_subplot(lines, columns, position)
@@ -288,7 +289,8 @@ def _figure(results: list[Result], column: int, label: str) -> Figure:
                 _draw(axes, by_name[name], column, name, colours[name])
         axes.set(title=game, xlabel="thousands of agent steps", ylabel=label)
         if by_name.keys() - explained:
-            axes.legend(framealpha=0.7, edgecolor="none", fontsize=8)
+            # Below, since no corner is free of seven curves.
+            axes.legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(0, -0.2))
         explained |= by_name.keys()
     return figure
 
