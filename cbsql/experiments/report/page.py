@@ -398,10 +398,8 @@ def _paper_table(table: Table, results: list[Result], in_steps: bool) -> dict[st
 
 def _ours(table: Table, game: str, algorithm: str, runs: list[Result]) -> dict[str, Any]:
     tested = [run for run in runs if len(run.scores("game"))]
-    training = float(np.mean([run.training for run in runs])) if runs else math.nan
-    cell: dict[str, Any] = {
-        **{"runs": len(runs), "tested": len(tested), "training": training, "kinds": []}
-    }
+    cell: dict[str, Any] = {"runs": len(runs), "tested": len(tested), "kinds": []}
+    cell["training"] = float(np.mean([run.training for run in runs])) if runs else math.nan
     published = table.published[game, algorithm][0]
     for kind in ("game", "life"):
         last = [run.scores(kind)[-table.test_games :] for run in tested]
