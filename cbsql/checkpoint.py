@@ -260,6 +260,6 @@ def only_process(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise ValueError(
-                f"Another process is training in {folder}; wait for it, or choose another --out."
+                f"Another process is at work in {folder}; wait for it, or choose another folder."
             ) from None
         yield

@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -321,12 +321,17 @@ def evaluate(
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(help="Of random actions, instead of the paper's; test.csv stays as it is."),
+        typer.Option(help="Of random actions, instead of the paper's."),
     ] = None,
 ) -> None:
-    """Play test games with what a run has learnt, and write their scores to its test.csv."""
+    """Play test games with what a run has learnt, and write their scores to its test.csv.
+
+    With --seed or --epsilon they are other games than those that runs are compared by, and test.csv
+    stays as it is.
+    """
     import numpy as np
 
+    from cbsql.checkpoint import only_process
     from cbsql.experiments import runner
 
     with _input_errors():
@@ -339,14 +344,15 @@ def evaluate(
             raise ValueError(f"--video takes the name of an .mp4 file, not {video}.")
         if video:
             _make_folder(video.parent).rmdir()
-    with _input_errors():
+    kept = seed is None and epsilon is None
+    with _input_errors(), only_process(run) if kept else nullcontext():
         seed = runner.seed_of_test(spec) if seed is None else seed
         with Progress(console=console, transient=True) as progress:
             games = progress.add_task(f"{spec.game}, test games", total=episodes)
             played = runner.evaluate(
                 spec, load(), episodes, seed, video, lambda: progress.advance(games), epsilon
             )
-        if epsilon is None:
+        if kept:
             runner.write_test(run, played)
     scores = np.array([episode.score for episode in played if episode.kind == "game"])
     shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"
@@ -462,7 +468,7 @@ def _parse_number(text: str) -> int:
     factor = {"K": 1_000, "M": 1_000_000}.get(text[-1:].upper(), 1)
     try:
         number = int(float(text[:-1] if factor > 1 else text) * factor)
-    except ValueError:
+    except (ValueError, OverflowError):
         number = 0
     if number < 1:
         raise ValueError(f"{text!r} is not a positive number such as 1000, 500K or 3M.")
@@ -474,7 +480,7 @@ def _parse_setting(text: str) -> tuple[str, Any]:
     name, _, value = text.partition("=")
     try:
         return name, ast.literal_eval(value)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError):
         if value.isidentifier():
             return name, value
         raise ValueError(f"--set takes name=value, such as batch_size=64, not {text!r}.") from None

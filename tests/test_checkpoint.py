@@ -214,7 +214,7 @@ def test_one_folder_one_process(tmp_path):
         done = subprocess.run(
             [sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=False
         )
-    assert "Another process is training in" in done.stderr
+    assert "Another process is at work in" in done.stderr
     with only_process(tmp_path):
         pass
 

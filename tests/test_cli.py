@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from cbsql.checkpoint import only_process
+
 CBSQL = Path(sys.executable).parent / "cbsql"
 SMALL = ("reproduce", "chain", "--runs", "300", "--episodes", "30")
 
@@ -65,10 +67,16 @@ def test_the_same_command_writes_the_same_numbers(tmp_path):
         (["train", "Pendulum-v1"], "only supports"),
         (["train", "CartPole-v1", "--algorithm", "ppo"], "one of dqn, sql, cbsql, rainbow"),
         (["train", "CartPole-v1", "--frames", "lots"], "'lots' is not a positive number"),
+        (["train", "CartPole-v1", "--frames", "inf"], "'inf' is not a positive number"),
+        (
+            ["train", "CartPole"],
+            "Nor is it the id of a Gymnasium environment. Nearest ids: CartPole",
+        ),
         (["train", "breakout", "--frames", "3"], "--frames 3 is less than a step, of 4"),
         (["reproduce", "table2", "--algorithms", "rainbow, dqn"], "there is no 'dqn'"),
         (["reproduce", "table2", "--frames", "3"], "3 frames are less than a step, of 4"),
         (["train", "CartPole-v1", "--set", "batch_size"], "name=value"),
+        (["train", "CartPole-v1", "--set", "gamma={[]: 1}"], "name=value"),
         (["train", "CartPole-v1", "--set", "loss=cubic"], "one of mse, huber, not 'cubic'"),
         (["train", "CartPole-v1", "--out", "file/out"], "folder file/out cannot be written"),
         (["sweep", "nowhere.yaml"], "nowhere.yaml cannot be read: No such file or directory"),
@@ -120,10 +128,15 @@ def test_train_then_evaluate(tmp_path):
     mean = sum(float(row["score"]) for row in rows) / 3
     assert f"mean {mean:.2f} over 3 games" in " ".join(done.stdout.split())
     before = (tmp_path / "run" / "test.csv").read_bytes()
-    done = cbsql("evaluate", "run", "--episodes", "3", "--epsilon", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert f"mean {mean:.2f} over" not in " ".join(done.stdout.split())
-    assert (tmp_path / "run" / "test.csv").read_bytes() == before  # these are not the paper's games
+    for option in ("--epsilon", "--seed"):
+        done = cbsql("evaluate", "run", "--episodes", "3", option, "1", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert f"mean {mean:.2f} over" not in " ".join(done.stdout.split())
+        assert (tmp_path / "run" / "test.csv").read_bytes() == before  # they are other games
+    with only_process(tmp_path / "run"):
+        done = cbsql("evaluate", "run", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "Another process is at work in run" in " ".join(done.stderr.split())
     done = cbsql("evaluate", "run", "--epsilon", "2", cwd=tmp_path)
     assert done.returncode == 2
     assert "epsilon must be from 0 to 1, not 2.0" in " ".join(done.stderr.split())

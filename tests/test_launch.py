@@ -132,6 +132,7 @@ def test_other_runs_have_other_names():
         ("runs: [{game: pong, algorithm: ppo}]", "run 1: algorithm must be one of dqn, sql"),
         ("runs: [{game: pong, settings: {gama: 1}}]", "not 'gama'; the nearest is 'gamma'"),
         ("runs: [{game: pong, settings: {1: 2, gama: 3}}]", "not 1; the nearest is"),
+        ("runs: [{game: pong, seed: []}]", "run 1: the list of seed is empty"),
         ("runs: []", "runs takes a list of runs, not []"),
         ("runs: [{game: pong}]\ntest_games: 0", "test_games takes a positive integer, not 0"),
         ("[pong]", "must have the keys runs, test_games; it is ['pong']"),

@@ -2,20 +2,23 @@
 
 import csv
 import json
+import subprocess
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
 
 import cv2
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from stable_baselines3.common.torch_layers import CombinedExtractor, FlattenExtractor, NatureCNN
 
 from cbsql._registration import MINATAR_GAMES
 from cbsql.counts import SimHash
 from cbsql.deep import SQL
 from cbsql.deep.networks import MinAtarCNN
-from cbsql.experiments import runner
+from cbsql.experiments import provenance, runner
 from cbsql.experiments.runner import (
     COLUMNS,
     Episode,
@@ -26,7 +29,7 @@ from cbsql.experiments.runner import (
     train,
     write_test,
 )
-from cbsql.experiments.spec import RunSpec, preset
+from cbsql.experiments.spec import ATARI, RunSpec, preset
 from cbsql.replay import FrameReplayBuffer, frames
 from cbsql.temperature import CountBased, Greedy
 
@@ -222,12 +225,93 @@ def test_test_games_are_written_with_their_lives(tmp_path):
         ({"steps": -1}, "must not be negative"),
         ({"algorithm": "sql", "beta": -1.0}, "beta must be a positive number"),
         ({"kappa": 0.0}, "kappa must be a positive number"),
+        ({"settings": {"policy_kwargs": 3}}, "policy_kwargs takes names and values, not 3"),
+        ({"algorithm": "munchausen", "beta": 10.0}, "one of its settings: --set beta=33.3"),
+        ({"algorithm": "sql", "settings": {"beta": 10.0}}, "not 'beta'"),
         ({"counter": "hash"}, "counter must be one of cts, exact, simhash, coin-flip, not 'hash'"),
     ],
 )
 def test_bad_specs_are_refused(arguments, named):
     with pytest.raises(ValueError, match=named):
         RunSpec("CartPole-v1", **arguments)
+
+
+def test_munchausen_has_the_beta_of_its_settings():
+    spec = RunSpec("CartPole-v1", "munchausen", settings={"beta": 10.0})
+    with closing(make_env(spec)) as env:
+        assert repr(make_model(spec, env).temperature) == "Constant(10)"
+
+
+@pytest.mark.parametrize("spelling", ["Pong", "ALE/Pong-v5", "Pong-v4", "PongNoFrameskip-v4"])
+def test_every_spelling_is_the_same_game(spelling):
+    assert RunSpec(spelling) == RunSpec("pong")
+    assert preset(RunSpec(spelling)) is ATARI
+
+
+class Sights(gym.Env):
+    """Nothing to see, but in the form asked for; it cannot draw itself and fails at step 40."""
+
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self, space):
+        self.observation_space = space
+        self.steps = 0
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.observation_space.seed(seed)
+        return self.observation_space.sample(), {}
+
+    def step(self, action):
+        self.steps += 1
+        assert self.steps < 40
+        return self.observation_space.sample(), 0.0, self.steps % 5 == 0, False, {}
+
+
+VECTOR = gym.spaces.Box(-1, 1, (3,))
+IMAGE = gym.spaces.Box(0, 255, (40, 40, 3), np.uint8)
+SPACES = {"Vector": VECTOR, "Image": IMAGE, "Dict": gym.spaces.Dict(a=VECTOR, b=VECTOR)}
+
+
+@pytest.fixture
+def sights():
+    for name, space in SPACES.items():
+        gym.register(f"Sights/{name}-v0", Sights, kwargs={"space": space})
+    yield
+    for name in SPACES:
+        del gym.registry[f"Sights/{name}-v0"]
+
+
+@pytest.mark.parametrize("algorithm", ["cbsql", "rainbow"])
+@pytest.mark.parametrize(
+    ("name", "extractor"),
+    [("Vector", FlattenExtractor), ("Image", NatureCNN), ("Dict", CombinedExtractor)],
+)
+def test_the_network_fits_what_is_seen(name, extractor, algorithm, sights, tmp_path):
+    spec = RunSpec(f"Sights/{name}-v0", algorithm, steps=30, settings={**SOON, **SMALL})
+    model = train(spec, tmp_path)
+    assert model._n_updates > 0
+    assert isinstance(model.q_net.features_extractor, extractor)
+    assert evaluate(spec, model, 1, seed=3)
+    with pytest.raises(ValueError, match="has no pictures to film"):
+        evaluate(spec, model, 1, seed=3, video=tmp_path / "film.mp4")
+
+
+def test_what_fails_in_training_is_not_taken_for_an_argument(sights, tmp_path):
+    spec = RunSpec("Sights/Vector-v0", steps=60, settings=SMALL)
+    with pytest.raises(runner.TrainingError, match="At step 39: AssertionError") as raised:
+        train(spec, tmp_path)
+    assert isinstance(raised.value.__cause__, AssertionError)
+
+
+def test_a_wheel_has_no_commit_of_the_checkout_it_is_installed_in(tmp_path, monkeypatch):
+    assert provenance._commit()
+    subprocess.run(["git", "init", "-q", tmp_path], check=True)
+    commit = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "x"]
+    subprocess.run([*commit, "--allow-empty"], cwd=tmp_path, check=True)
+    (tmp_path / "provenance.py").touch()
+    monkeypatch.setattr(provenance, "__file__", str(tmp_path / "provenance.py"))
+    assert provenance._commit() is None
 
 
 SOON = {"learning_starts": 20}

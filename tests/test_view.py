@@ -55,6 +55,13 @@ def test_what_is_recorded_is_what_happens(freeway):
             observation, *_ = env.step(np.array([step["action"]]))
 
 
+def test_an_environment_that_cannot_draw_itself_has_no_pictures(tmp_path):
+    spec = RunSpec("cbsql/ChainWalk-v0", steps=40, settings=SMALL)
+    game = play(spec, train(spec, tmp_path), seed=3, steps=10)
+    assert game.steps
+    assert game.pictures == []
+
+
 def test_noise_is_not_shown_as_it_is_not_played(tmp_path):
     spec = RunSpec("MinAtar/Breakout-v1", "rainbow-cbsql", steps=60, settings=SMALL)
     game = play(spec, train(spec, tmp_path), seed=5, steps=60)

@@ -86,7 +86,11 @@ def rom_name(game: str) -> str:
         return str(roms[_letters(bare)])
     nearest = difflib.get_close_matches(_letters(bare), roms, n=5)
     names = ", ".join(roms[letters] for letters in nearest) or "none is near"
-    raise ValueError(f"No Atari game is called {game!r}. Nearest names: {names}.")
+    message = f"No Atari game is called {game!r}. Nearest names: {names}."
+    if game not in gym.registry:
+        ids = ", ".join(difflib.get_close_matches(game, gym.registry, n=3)) or "none is near"
+        message += f" Nor is it the id of a Gymnasium environment. Nearest ids: {ids}."
+    raise ValueError(message)
 
 
 def _letters(name: str) -> str:

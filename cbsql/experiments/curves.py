@@ -173,7 +173,8 @@ def _curve(games: Floats, logs: Floats, steps: int) -> Floats:
         scores = games[(games[:, 0] > low) & (games[:, 0] <= high), 1]
         logged = logs[(logs[:, 0] > low) & (logs[:, 0] <= high), 1:]
         score = scores.mean() if len(scores) else np.nan
-        means = logged.mean(axis=0) if len(logged) else np.full(2, np.nan)
+        known = [column[~np.isnan(column)] for column in logged.T]  # nothing, before an update
+        means = [column.mean() if len(column) else np.nan for column in known]
         rows.append([high, score, len(scores), *means])
     return np.array(rows)
 

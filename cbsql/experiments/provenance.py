@@ -23,13 +23,18 @@ def provenance() -> dict[str, Any]:
 
 def _commit() -> str | None:
     """The commit of the checkout this package runs from, with ``-dirty`` if it was edited."""
-    describe = ["git", "describe", "--always", "--abbrev=40", "--dirty", "--exclude=*"]
     try:
-        return subprocess.run(
-            describe, cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
+        # A wheel may be installed within a checkout of something else.
+        _git("ls-files", "--error-unmatch", Path(__file__).name)
+        return _git("describe", "--always", "--abbrev=40", "--dirty", "--exclude=*")
     except (OSError, subprocess.CalledProcessError):
         return None  # installed from a wheel: the version says it all
+
+
+def _git(*command: str) -> str:
+    here = Path(__file__).parent
+    run = subprocess.run(["git", *command], cwd=here, capture_output=True, text=True, check=True)
+    return run.stdout.strip()
 
 
 def _cpu_name() -> str:

@@ -21,10 +21,11 @@ from numpy.typing import NDArray
 from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.env_util import make_vec_env
 from stable_baselines3.common.logger import CSVOutputFormat, Logger, TensorBoardOutputFormat
+from stable_baselines3.common.preprocessing import is_image_space
 from stable_baselines3.common.vec_env import VecEnv, VecTransposeImage
 
 from cbsql import files
-from cbsql.checkpoint import Checkpoints, Ring, only_process, write_file
+from cbsql.checkpoint import CheckpointError, Checkpoints, Ring, only_process, write_file
 from cbsql.deep import SQL, Rainbow
 from cbsql.deep.sql import DivergenceError
 from cbsql.deep.state import restore_training, training_state
@@ -56,17 +57,19 @@ class StoppedError(Exception):
     """A run was told to stop; what it says is who told it, and what was saved."""
 
 
-def make_env(
-    spec: RunSpec, seed: int | None = None, pictures: bool = False, test: bool = False
-) -> VecEnv:
-    """The environment of a run; with ``pictures``, one that can show itself.
+class TrainingError(Exception):
+    """A run failed while it trained, for the reason that this is raised from."""
+
+
+def make_env(spec: RunSpec, seed: int | None = None, test: bool = False) -> VecEnv:
+    """The environment of a run.
 
     For a ``test``, games without a limit of their own have :data:`LONGEST_TEST_STEPS`.
     """
     seed = spec.seed if seed is None else seed
     if spec.is_atari:
         return make_atari_vec_env(spec.game, spec.protocol, seed=seed)  # type: ignore[arg-type]
-    options: dict[str, Any] = {"render_mode": "rgb_array"} if pictures else {}
+    options = {}  # SB3 adds render_mode, if the environment takes it
     if test and gym.spec(spec.game).max_episode_steps is None:
         options["max_episode_steps"] = LONGEST_TEST_STEPS
     return make_vec_env(spec.game, seed=seed, env_kwargs=options, wrapper_class=ReplayableEpisodes)
@@ -75,19 +78,24 @@ def make_env(
 def make_model(spec: RunSpec, env: VecEnv) -> SQL:
     """The learner of a run, as its preset and settings say."""
     base = preset(spec)
+    policy = base.policy
+    if isinstance(env.observation_space, gym.spaces.Dict):
+        policy = "MultiInputPolicy"
+    elif is_image_space(env.observation_space):
+        policy = "CnnPolicy"
     settings = settings_of(spec)
     prioritized = spec.learner is Rainbow and settings.get("prioritized", True)
     own_choice = prioritized or stacked_frames(env)
     if not own_choice and not isinstance(env.observation_space, gym.spaces.Dict):
         settings.setdefault("replay_buffer_class", IndexedReplayBuffer)  # it can be checkpointed
     try:
-        return spec.learner(base.policy, env, seed=spec.seed, **settings)
+        return spec.learner(policy, env, seed=spec.seed, **settings)
     except MemoryError:
         steps = spec.steps or base.steps
         if steps >= settings["buffer_size"]:
             raise
         settings["buffer_size"] = steps  # it will not store more
-        return spec.learner(base.policy, env, seed=spec.seed, **settings)
+        return spec.learner(policy, env, seed=spec.seed, **settings)
 
 
 def settings_of(spec: RunSpec) -> dict[str, Any]:
@@ -184,6 +192,10 @@ def train(
                 with files.whole_file(folder / "diverged.safetensors") as file:
                     files.write_tensors(file, tensors)
             raise
+        except (StoppedError, CheckpointError, OSError):
+            raise
+        except Exception as error:  # of an environment, for example; no argument is wrong
+            raise TrainingError(f"At step {model.num_timesteps}: {error!r}") from error
         finally:
             log.close()
         model.save(folder / "model.zip")
@@ -522,7 +534,9 @@ def evaluate(
     played: list[Episode] = []
     games_played = 0
     with ExitStack() as stack:
-        env = stack.enter_context(closing(make_env(spec, seed, video is not None, test=True)))
+        env = stack.enter_context(closing(make_env(spec, seed, test=True)))
+        if video and env.render_mode is None:
+            raise ValueError(f"{spec.game} has no pictures to film.")
         fps = frames_per_second(spec, env)
         camera = stack.enter_context(film(video, fps)) if video else None
         policy = policy_of_test(spec, model, env, seed, epsilon)

@@ -61,12 +61,18 @@ class RunSpec:
                 object.__setattr__(self, "game", rom_name(self.game))
         known = _arguments(DQN) | _arguments(SQL) | _arguments(self.learner)
         known -= _FIXED
+        if self.learner is Munchausen:
+            known.add("beta")  # with a default of its own
+            if self.beta != 100.0:
+                raise ValueError("beta of munchausen is one of its settings: --set beta=33.3.")
         if wrong := sorted(set(self.settings) - known, key=str):
             nearest = difflib.get_close_matches(str(wrong[0]), known, n=1, cutoff=0.0)[0]
             raise ValueError(
                 f"settings take the arguments of SB3's DQN and {self.learner.__name__}, not "
                 f"{wrong[0]!r}; the nearest is {nearest!r}."
             )
+        if not isinstance(network := self.settings.get("policy_kwargs") or {}, Mapping):
+            raise ValueError(f"policy_kwargs takes names and values, not {network!r}.")
         self.temperature()  # checks beta and kappa
         if self.counter and self.counter not in COUNTERS:
             raise ValueError(f"counter must be one of {', '.join(COUNTERS)}, not {self.counter!r}.")
@@ -74,7 +80,8 @@ class RunSpec:
     @property
     def is_atari(self) -> bool:
         """Whether the game is one of ale-py's, and not the id of a Gymnasium environment."""
-        return self.game not in gym.registry or self.game.startswith("ALE/")
+        found = gym.registry.get(self.game)  # PongNoFrameskip-v4 is, too
+        return found is None or found.entry_point == "ale_py.env:AtariEnv"
 
     @property
     def learner(self) -> type[SQL]:
@@ -336,6 +343,8 @@ def _combinations(run: dict[str, Any]) -> Iterator[dict[str, Any]]:
         key: value if isinstance(value, list) and key != "settings" else [value]
         for key, value in run.items()
     }
+    if [] in choices.values():
+        raise ValueError(f"the list of {list(choices)[list(choices.values()).index([])]} is empty.")
     for values in itertools.product(*choices.values()):
         yield {key: _typed(key, value) for key, value in zip(choices, values, strict=True)}
 

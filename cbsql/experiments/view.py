@@ -52,7 +52,7 @@ class Game:
 
 def play(spec: RunSpec, model: SQL, seed: int, steps: int) -> Game:
     """Play a game under the preset's test policy, for at most so many steps."""
-    with closing(make_env(spec, seed, pictures=True)) as env:
+    with closing(make_env(spec, seed)) as env:
         fps = frames_per_second(spec, env)
         game = Game(spec, seed, action_names(spec, env), fps, repr(model.temperature))
         policy = policy_of_test(spec, model, env, seed)
@@ -106,8 +106,8 @@ def _look(game: Game, model: SQL, observation: Any) -> dict[str, Any]:
 
 def _draw(game: Game, env: VecEnv) -> None:
     """Add a picture of the moment, small and in as many channels as it needs."""
-    if game.steps and not game.pictures:
-        return  # it could not at the first step
+    if env.render_mode is None or (game.steps and not game.pictures):
+        return  # it could not at the first step either
     try:
         picture = env.render()
     except gym.error.DependencyNotInstalled:
