@@ -299,13 +299,15 @@ def test_every_step_of_every_episode_has_its_return(
 
 
 @pytest.mark.parametrize("buffer_class", PRIORITIZED)
-def test_the_last_states_of_an_episode_by_hand(buffer_class):
-    buffer = make(buffer_class, n_steps=3)
+@pytest.mark.parametrize("number", [float, np.float64])
+def test_the_last_states_of_an_episode_by_hand(buffer_class, number):
+    buffer = make(buffer_class, n_steps=3, gamma=number(GAMMA))
     player = Player(SPACE[buffer_class], seed=0, endings=["time-out"])
     player.steps_left = 4
     play([buffer], [player], 6)
     rewards = [step.reward for episode in player.episodes for step in episode.steps]
     batch = buffer._get_samples(np.arange(6))
+    assert batch.rewards.dtype == batch.discounts.dtype == th.float32
     expected = [GAMMA**3, GAMMA**3, GAMMA**2, GAMMA, GAMMA**2, GAMMA]
     np.testing.assert_allclose(batch.discounts.numpy().ravel(), expected, rtol=1e-6)
     assert batch.dones.sum() == 0  # a time-out bootstraps, from what was seen last:

@@ -63,7 +63,7 @@ class IndexedReplayBuffer(ReplayBuffer):
         if n_steps < 1:
             raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
         self.n_steps = n_steps
-        self.gamma = gamma
+        self.gamma = float(gamma)  # one of NumPy's would make float64 of returns
         # Seeding from the state of the global generator instead of from a draw leaves the draws of
         # SB3's own exploration as they would be with SB3's buffer.
         _, key, position, *_ = np.random.get_state()  # noqa: NPY002
