@@ -145,6 +145,14 @@ def test_counter_is_chosen_by_the_observation_space(env, policy, kind):
     assert isinstance(CBSQL(policy, env, **QUICK).temperature.counter, kind)
 
 
+@pytest.mark.parametrize("name", [None, "simhash"])
+def test_a_temperature_for_several_models_has_a_counter_for_each(name):
+    temperature = CountBased(name)
+    models = [SQL("MlpPolicy", "CliffWalking-v1", temperature=temperature) for _ in range(2)]
+    models[0].temperature.update(np.array([[3]]))
+    assert [model.temperature.beta(np.array([[3]])) for model in models] == [0.01, 0]
+
+
 class Squares(gym.Env):
     """Four-frame stacks of small images in which a square moves."""
 

@@ -166,3 +166,10 @@ def test_counters_may_be_named():
     assert type(learner.temperature.counter) is SimHash
     with pytest.raises(ValueError, match="one of cts, exact, simhash"):
         TabularSQL(gym.make(**FROZEN_LAKE), CountBased("hash"))
+
+
+def test_a_temperature_for_several_learners_has_a_counter_for_each():
+    temperature = CountBased()
+    learners = [TabularSQL("FrozenLake-v1", temperature) for _ in range(2)]
+    learners[0].temperature.update([3])
+    assert [learner.temperature.beta([3]) for learner in learners] == [0.01, 0]

@@ -1,5 +1,6 @@
 """Soft Q-learning and count-based soft Q-learning, as Stable-Baselines3 algorithms."""
 
+import copy
 import math
 import warnings
 from typing import Any
@@ -93,6 +94,7 @@ class SQL(SafeDQN):
         if isinstance(self.temperature, CountBased):
             counter = self.temperature.counter
             if counter is None:  # an empty one is false
+                self.temperature = copy.copy(self.temperature)  # others may be given the same
                 name = self.temperature.counter_name
                 counter = (
                     default_counter(self.observation_space)

@@ -1,5 +1,6 @@
 """Soft Q-learning with a table, for any environment with discrete observations and actions."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,7 @@ class TabularSQL:
             raise ValueError(f"epsilon must be a probability, not {epsilon!r}.")
         self.temperature = CountBased() if temperature is None else temperature
         if isinstance(self.temperature, CountBased) and self.temperature.counter is None:
+            self.temperature = copy.copy(self.temperature)  # others may be given the same
             name = self.temperature.counter_name or "exact"
             self.temperature.install(named_counter(name, self.env.observation_space))
         self.learning_rate, self.gamma, self.epsilon = learning_rate, gamma, epsilon
