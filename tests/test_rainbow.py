@@ -223,6 +223,14 @@ def test_smoke_each_part_can_be_turned_off(off, temperature, tmp_path):
     assert type(loaded.replay_buffer) is type(model.replay_buffer)
 
 
+def test_load_takes_the_policy_kwargs_of_the_constructor(tmp_path):
+    Rainbow("MlpPolicy", "CartPole-v1", noisy=False, **SMALL).save(tmp_path / "model")
+    loaded = Rainbow.load(tmp_path / "model", policy_kwargs=SMALL["policy_kwargs"])
+    assert not loaded.q_net.parts.noisy
+    with pytest.raises(ValueError, match=r"not those specified: {'net_arch': \[8\]}"):
+        Rainbow.load(tmp_path / "model", policy_kwargs={"net_arch": [8]})
+
+
 def test_presets_are_the_papers_third_table():
     spec = RunSpec("breakout", "rainbow-cbsql", settings={"buffer_size": 1000})
     from cbsql.experiments.runner import make_env, make_model
@@ -304,6 +312,7 @@ def test_munchausen_target_against_a_loop():
         ({"soft_n_step": True, "temperature": Constant(3)}, "give n_steps above 1"),
         ({"priority_exponent": 2.0}, "priority_exponent must be from 0 to 1"),
         ({"policy_kwargs": {"v_min": 1.0, "v_max": -1.0}}, "must be less than v_max"),
+        ({"policy_kwargs": {"noisy": False}}, "give it noisy=False as an argument of its own"),
     ],
 )
 def test_bad_input_is_refused(arguments, named):

@@ -51,6 +51,7 @@ class Rainbow(SQL):
         "CnnPolicy": CnnPolicy,
         "MultiInputPolicy": MultiInputPolicy,
     }
+    _parts = ("dueling", "categorical", "noisy")
     policy: RainbowPolicy
     q_net: RainbowNetwork
     q_net_target: RainbowNetwork
@@ -78,8 +79,15 @@ class Rainbow(SQL):
         self.prioritized = prioritized
         self.priority_exponent = priority_exponent
         self.importance_exponent = importance_exponent
-        parts = {"dueling": dueling, "categorical": categorical, "noisy": noisy}
-        kwargs["policy_kwargs"] = {**(kwargs.get("policy_kwargs") or {}), **parts}
+        parts = dict(zip(self._parts, (dueling, categorical, noisy), strict=True))
+        given = kwargs.get("policy_kwargs") or {}
+        for name in parts:
+            if given.get(name, parts[name]) != parts[name]:
+                raise ValueError(
+                    f"policy_kwargs has {name}={given[name]}, Rainbow has {name}={parts[name]}: "
+                    f"give it {name}={given[name]} as an argument of its own."
+                )
+        kwargs["policy_kwargs"] = {**given, **parts}
         super().__init__(*args, temperature=temperature, double=double, n_steps=n_steps, **kwargs)
 
     def _choose_replay(self) -> None:

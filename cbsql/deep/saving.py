@@ -44,6 +44,8 @@ class SafeDQN(DQN):
         "CnnPolicy": SafeCnnPolicy,
         "MultiInputPolicy": SafeMultiInputPolicy,
     }
+    _parts: ClassVar[tuple[str, ...]] = ()
+    """Arguments that the constructor adds to ``policy_kwargs``."""
     temperature: Temperature
     temperature_config: dict[str, Any]
     """What :attr:`temperature` is made from again by ``load``."""
@@ -130,10 +132,11 @@ class SafeDQN(DQN):
                 stacklevel=2,
             )
             data["tensorboard_log"] = None
-        if kwargs.get("policy_kwargs", data["policy_kwargs"]) != data["policy_kwargs"]:
+        stored = data["policy_kwargs"]
+        specified = kwargs.pop("policy_kwargs", stored)
+        if specified not in (stored, {k: v for k, v in stored.items() if k not in cls._parts}):
             raise ValueError(
-                f"The file has the policy_kwargs {data['policy_kwargs']}, not those specified: "
-                f"{kwargs['policy_kwargs']}."
+                f"The file has the policy_kwargs {stored}, not those specified: {specified}."
             )
         if env is not None:
             env = cls._wrap_env(env, data.get("verbose", 0))
