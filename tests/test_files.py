@@ -212,10 +212,11 @@ def test_a_replay_buffer_comes_back_as_it_was(buffer_class, env, kwargs, size, n
     )
     arguments = {**QUICK, "buffer_size": size, "learning_starts": 80}
     venv = make_vec_env(env, n_envs, seed=1)
-    make = partial(SQL, policy, venv, replay_buffer_class=buffer_class, policy_kwargs=SMALL)
-    model = make(replay_buffer_kwargs=kwargs, **arguments).learn(100)
+    arguments |= {"replay_buffer_class": buffer_class, "replay_buffer_kwargs": kwargs}
+    make = partial(SQL, policy, venv, policy_kwargs=SMALL, **arguments)
+    model = make().learn(100)
     model.save_replay_buffer(tmp_path / "memory")
-    other = make(**arguments)
+    other = make()
     with warnings.catch_warnings():
         warnings.filterwarnings("error", "The last trajectory")
         other.load_replay_buffer(tmp_path / "memory", truncate_last_traj=False)

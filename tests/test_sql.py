@@ -327,7 +327,10 @@ def test_buffers_that_are_given_have_the_return_of_the_model(tmp_path):
         buffer(replay_buffer_kwargs={"gamma": 0.5})
     model = SQL("MlpPolicy", "CartPole-v1", soft_n_step=True, n_steps=3, **QUICK)
     model.save(tmp_path / "model")
+    model.save_replay_buffer(tmp_path / "model")
     loaded = SQL.load(tmp_path / "model", gamma=0.5, n_steps=2)
+    assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (2, 0.5)
+    loaded.load_replay_buffer(tmp_path / "model")
     assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (2, 0.5)
 
 

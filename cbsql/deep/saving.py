@@ -23,6 +23,7 @@ from cbsql.deep.stored import (
     load_replay,
     save_replay,
 )
+from cbsql.replay import IndexedReplayBuffer
 from cbsql.temperature import Temperature
 
 Self = TypeVar("Self", bound="SafeDQN")
@@ -222,17 +223,24 @@ class SafeDQN(DQN):
     def load_replay_buffer(
         self, path: files.PathLike, truncate_last_traj: bool = True, trust: bool = False
     ) -> None:
-        """Put the replay buffer of a file in the place of the present one."""
+        """Put the replay buffer of a file in the place of the present one.
+
+        The steps and the discount of its returns are those of the model.
+        """
         if trust and not files.is_document(path, REPLAY_SUFFIX):
-            return super().load_replay_buffer(path, truncate_last_traj)
-        buffer = load_replay(path, self.env, self.device)
-        stored, mine = ((owner.observation_space, owner.action_space) for owner in (buffer, self))
-        if stored != mine:
-            raise files.FileError(f"{path} has transitions of {stored}, the model needs {mine}.")
-        self.replay_buffer = buffer
-        if isinstance(self.replay_buffer, HerReplayBuffer) and truncate_last_traj:
-            self.replay_buffer.truncate_last_trajectory()
-        return None
+            super().load_replay_buffer(path, truncate_last_traj)
+        else:
+            buffer = load_replay(path, self.env, self.device)
+            stored, mine = ((one.observation_space, one.action_space) for one in (buffer, self))
+            if stored != mine:
+                raise files.FileError(
+                    f"{path} has transitions of {stored}, the model needs {mine}."
+                )
+            self.replay_buffer = buffer
+            if isinstance(self.replay_buffer, HerReplayBuffer) and truncate_last_traj:
+                self.replay_buffer.truncate_last_trajectory()
+        if isinstance(self.replay_buffer, IndexedReplayBuffer):
+            self.replay_buffer.n_steps, self.replay_buffer.gamma = self.n_steps, float(self.gamma)
 
     def _excluded_save_params(self) -> list[str]:
         # What is made from other attributes is made again.
