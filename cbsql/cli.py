@@ -333,6 +333,7 @@ def evaluate(
 
     from cbsql.checkpoint import only_process
     from cbsql.experiments import runner
+    from cbsql.experiments.statistics import mean_interval
 
     with _input_errors():
         spec, load = _open_run(run)
@@ -357,11 +358,10 @@ def evaluate(
     scores = np.array([episode.score for episode in played if episode.kind == "game"])
     shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"
     if episodes > 1:
-        deviation = scores.std(ddof=1)
-        half = 1.96 * deviation / episodes**0.5
+        low, high = mean_interval(scores)
         shown += (
-            f", standard deviation {deviation:.2f}, 95% interval of the mean "
-            f"[{scores.mean() - half:.2f}, {scores.mean() + half:.2f}]"
+            f", standard deviation {scores.std(ddof=1):.2f}, "
+            f"95% interval of the mean [{low:.2f}, {high:.2f}]"
         )
     console.print(shown, markup=False)
     if video:

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from cbsql.cli import app
 from cbsql.experiments import curves
 from cbsql.experiments.report.collect import collect
-from cbsql.experiments.report.page import make_page, make_tables, number, title
+from cbsql.experiments.report.page import _improvement, make_page, make_tables, number, title
 from cbsql.experiments.runner import COLUMNS
 
 ROOT = Path(__file__).parents[1]
@@ -101,7 +101,9 @@ def test_the_papers_table_has_its_numbers_and_ours(tmp_path, browser):
     for seed, mean in enumerate((8.0, 10.0, 12.0)):
         run = write_run(tmp_path / f"cbsql-{seed}", seed=seed)
         # Only the last 100 count: before them are games that would change every figure.
-        write_tests(run, [999.0] * 5 + [mean - 1, mean + 1] * 50, lives=[mean / 5] * 100)
+        write_tests(
+            run, [999.0] * 5 + [mean - 1, mean + 1] * 50, lives=[0] * 20 + [0.24 * mean] * 100
+        )
     for seed in range(2):
         run = write_run(tmp_path / f"dqn-{seed}", algorithm="dqn", seed=seed)
         write_tests(run, [5.9 + seed] * 100)
@@ -113,23 +115,26 @@ def test_the_papers_table_has_its_numbers_and_ours(tmp_path, browser):
     ours = cell(page, 0, "breakout", 4)
     # Deviation of games around 8, 10 and 12, each 1 from its mean: sqrt((4 + 0 + 4) / 3 + 1).
     assert "paper 8.2 ± 6.1" in ours
-    assert "game 10.0 ± 1.92 [8.00, 12.0] +1.80" in ours
+    # Student's 97.5% quantile of two degrees of freedom is 4.303, and 4.303 * 2 / sqrt(3) is 4.97.
+    assert "game 10.0 ± 1.92 [5.03, 15.0] +1.80" in ours
     assert "0.288 of a human’s" in ours  # (10 - 1.7) / (30.5 - 1.7)
-    assert "life 2.00 ± 0.327 [1.60, 2.40] −6.20" in ours
+    # Lives all count. Their mean square is 0.24² (8² + 10² + 12²) / 3 * 100 / 120 = 4.928.
+    assert "life 2.00 ± 0.965 [1.01, 2.99] −6.20" in ours
     dqn = cell(page, 0, "breakout", 1)
     assert "game 6.40" in dqn
     assert "2 seeds: no interval" in dqn
     assert "+0.500" in dqn
-    assert "trained, not tested" in cell(page, 0, "breakout", 2)
+    assert "training 25.5" in dqn  # of the 50 training games, with scores from 1 to 50
+    assert cell(page, 0, "breakout", 2) == "paper 5.9 ± 4.5 not tested training 25.5"
     assert cell(page, 0, "pong", 4) == "paper 17.56 ± 2 not run"  # runs of other lengths are none
     assert "not run" in cell(page, 1, "qbert", 3)
     rows = [x for x in (out / "tables.md").read_text().splitlines() if "| breakout" in x]
-    assert rows[:4] == [  # the 50 training games have scores from 1 to 50
+    assert rows[:4] == [
         "| breakout | DQN | 5.9 ± 5.9 | 2 | 6.40 ± 0.501 | +0.500 | | | 25.5 |",
         "| breakout | SQL β=100 | 5.9 ± 4.5 | 1 | not tested | | | | 25.5 |",
         "| breakout | SQL β=1000 | 5.1 ± 4.7 | | not run | | | | |",
-        "| breakout | CBSQL | 8.2 ± 6.1 | 3 | 10.0 ± 1.92 [8.00, 12.0] | +1.80 | "
-        "2.00 ± 0.327 [1.60, 2.40] | −6.20 | 25.5 |",
+        "| breakout | CBSQL | 8.2 ± 6.1 | 3 | 10.0 ± 1.92 [5.03, 15.0] | +1.80 | "
+        "2.00 ± 0.965 [1.01, 2.99] | −6.20 | 25.5 [25.5, 25.5] |",
     ]
 
 
@@ -282,6 +287,20 @@ def test_the_verdict_is_that_of_the_scores(example, browser):
     assert (
         "CBSQL scores higher than DQN (2 games: a run scores higher with probability 1.00" in text
     )
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "verdict", "p"),
+    [
+        ([[4, 4], [5, 5], [6, 6]], [[1, 1], [2, 2], [3, 3]], "scores higher than", 2 / 20**2),
+        ([[1, 1], [2, 2], [3, 3]], [[4, 4], [5, 5], [6, 6]], "scores lower than", 2 / 20**2),
+        ([[4, 1], [5, 2], [6, 3]], [[1, 4], [2, 5], [3, 6]], "cannot be told from", 1),
+        ([[4], [5], [6]], [[1], [2], [3]], "has too few runs to be told from", 2 / 20),
+    ],
+)
+def test_verdicts(x, y, verdict, p):
+    said = _improvement("cbsql", "dqn", np.array(x, float), np.array(y, float))
+    assert (said["verdict"], said["p"]) == (verdict, pytest.approx(p))
 
 
 READOUT = "document.querySelector('{} .readout').innerText"

@@ -1,20 +1,22 @@
 """Statistics against SciPy, exhaustive enumeration, sampled coverage, and rliable where it runs."""
 # ruff: noqa: NPY002 (NumPy's global generator is what rliable draws from)
 
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.stats import mannwhitneyu, trim_mean
+from scipy.stats import mannwhitneyu, sem, t, trim_mean
 
 from cbsql.experiments.statistics import (
     bootstrap_interval,
     human_normalised,
     interquartile_mean,
+    mean_interval,
     performance_profile,
+    permutation_p,
     probability_of_improvement,
 )
 
@@ -32,6 +34,45 @@ def test_the_statistics_are_scipys(pair):
         mannwhitneyu(a, b).statistic / (len(a) * len(b)) for a, b in zip(x.T, y.T, strict=True)
     ]
     assert probability_of_improvement(x, y) == pytest.approx(np.mean(ranks))
+
+
+@pytest.mark.parametrize("games", [2, 5])
+def test_equals_are_seldom_told_apart(games):
+    rng = np.random.default_rng(2)
+    pairs = rng.normal(size=(1_000, 2, 3, games))
+    assert np.mean([permutation_p(x, y) < 0.05 for x, y in pairs]) < 0.05 + 4 * 0.007  # its error
+
+
+@given(tables)
+def test_the_chance_of_a_difference_is_that_of_all_exchanges(pair):
+    x, y = (part[:3, :2] for part in pair)
+    both = np.concatenate([x, y])
+    ways = [
+        (both[list(one)], np.delete(both, one, axis=0)) for one in combinations(range(len(both)), 3)
+    ]
+    by_game = [
+        [probability_of_improvement(a[:, [game]], b[:, [game]]) for a, b in ways]
+        for game in range(x.shape[1])
+    ]
+    means = np.array([np.mean(one) for one in product(*by_game)])
+    observed = abs(probability_of_improvement(x, y) - 0.5)
+    assert permutation_p(x, y) == pytest.approx(np.mean(abs(means - 0.5) > observed - 1e-9))
+
+
+def test_in_one_game_it_is_mann_and_whitneys():
+    rng = np.random.default_rng(0)
+    for runs in ((3, 3), (5, 4), (20, 30)):
+        x, y = (rng.normal(size=(n, 1)) for n in runs)
+        theirs = mannwhitneyu(x, y, method="exact").pvalue[0]
+        assert permutation_p(x, y) == pytest.approx(theirs)
+
+
+def test_means_have_students_interval():
+    rng = np.random.default_rng(0)
+    for runs, coverage in product((2, 3, 4, 10, 100), (0.5, 0.95, 0.99)):
+        values = rng.exponential(size=runs)
+        theirs = t.interval(coverage, runs - 1, values.mean(), sem(values))
+        assert mean_interval(values, coverage) == pytest.approx(theirs, rel=1e-6)
 
 
 def test_a_profile_worked_out_by_hand():
@@ -65,13 +106,19 @@ def test_the_interval_is_that_of_all_resamples(coverage):
     assert ours == pytest.approx(exact, abs=1.0)  # of outcomes from 5.5 to 37, 700 of them distinct
 
 
-@pytest.mark.parametrize(("runs", "share"), [(3, 0.76), (5, 0.84), (20, 0.92)])
-def test_intervals_hold_the_truth_as_often_as_docs_say(runs, share):
+@pytest.mark.parametrize(
+    ("interval", "games", "share"),
+    [
+        (lambda scores, _: mean_interval(scores[:, 0]), 1, 0.95),
+        (lambda scores, seed: bootstrap_interval(interquartile_mean, scores, seed=seed), 5, 0.87),
+    ],
+    ids=["Student", "bootstrap"],
+)
+def test_intervals_of_three_runs_hold_the_truth_as_often_as_docs_say(interval, games, share):
     rng = np.random.default_rng(1)
     held = 0
     for trial in range(400):
-        scores = rng.normal(size=(runs, 1))
-        low, high = bootstrap_interval(lambda x: x.mean((-2, -1)), scores, seed=trial)
+        low, high = interval(rng.normal(size=(3, games)), trial)
         held += low < 0 < high
     assert abs(held / 400 - share) < 4 * (share * (1 - share) / 400) ** 0.5
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LEAST_RUNS = 3
-"""With fewer runs of a game there is no interval: two runs resampled have three outcomes."""
+"""With fewer runs of a game there is no interval: of two, Student's is 18 times their distance."""
 
 RESAMPLES = 5_000
 
@@ -52,9 +52,54 @@ def probability_of_improvement(x: Floats, y: Floats) -> Floats:
     return np.asarray((np.sign(above) + 1).mean((-3, -2, -1)) / 2)
 
 
+def permutation_p(x: Floats, y: Floats) -> float:
+    """How often runs that are exchanged by lot differ as much as X and Y (runs, games), or more.
+
+    It is exact and two-sided: of all ways to exchange runs within each game, those are counted
+    whose probability of improvement is at least as far from one half. In a single game this is
+    Mann and Whitney's test, in several van Elteren's.
+    """
+    runs, games = x.shape
+    observed, ways = 0, np.ones(1)
+    for game in range(games):
+        scores = np.concatenate([x[:, game], y[:, game]])
+        # Twice the ranks, ties sharing theirs, so that all are whole numbers.
+        above, equal = (relation(scores[:, None], scores) for relation in (np.greater, np.equal))
+        ranks = 2 * above.sum(1) + equal.sum(1) + 1
+        observed += ranks[:runs].sum()
+        ways = np.convolve(ways, _sums(ranks, runs))
+    middle = games * runs * (len(x) + len(y) + 1)
+    far = np.abs(np.arange(len(ways)) - middle) >= abs(observed - middle)
+    return float(ways[far].sum() / ways.sum())
+
+
+def _sums(values: NDArray[np.int64], size: int) -> Floats:
+    """In how many ways ``size`` of the values have the sum 0, 1, 2, and so on."""
+    ways = np.zeros((size + 1, values.sum() + 1))
+    ways[0, 0] = 1
+    for value in values:
+        ways[1:, value:] += ways[:-1, :-value]
+    return np.asarray(ways[size])
+
+
 def performance_profile(scores: Floats, thresholds: Floats) -> Floats:
     """Fraction of runs that score above each threshold: (..., thresholds)."""
     return np.asarray((scores[..., None] > thresholds).mean((-3, -2)))
+
+
+def mean_interval(values: Floats, coverage: float = 0.95) -> Floats:
+    """Student's interval (2,) of the mean of a few values, which resampling would make too narrow.
+
+    If they are distributed normally, it holds the true mean as often as it says.
+    """
+    degrees = len(values) - 1
+    # With t = sqrt(degrees) tan(angle), Student's density is a power of the cosine.
+    angle = np.linspace(-np.pi / 2, np.pi / 2, 100_001)
+    density = np.cos((angle[1:] + angle[:-1]) / 2) ** (degrees - 1)
+    share = np.append(0, density.cumsum()) / density.sum()
+    t = degrees**0.5 * np.tan(np.interp((1 + coverage) / 2, share, angle))
+    half = t * values.std(ddof=1) / len(values) ** 0.5
+    return np.array([values.mean() - half, values.mean() + half])
 
 
 def bootstrap_interval(

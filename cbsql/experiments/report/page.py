@@ -22,15 +22,17 @@ from cbsql.experiments.statistics import (
     bootstrap_interval,
     human_normalised,
     interquartile_mean,
+    mean_interval,
     performance_profile,
+    permutation_p,
     probability_of_improvement,
 )
 
 EPISODES_PER_POINT = 3
 """Of the chain-walk's curves, to keep the page small."""
 
-LEAST_FOR_VERDICT = 10
-"""Runs of each algorithm. Three against three could not differ significantly in any ranking."""
+LEVEL = 0.05
+"""Below this chance of a difference between equals, the report says that there is one."""
 
 _DASHES = {"sql 10": "4 2", "sql 100": "8 3", "sql 1000": "2 3", "munchausen": "8 3 2 3"}
 
@@ -182,17 +184,12 @@ def _cell(by_seed: dict[int, float]) -> dict[str, Any] | None:
     """Mean over runs, and its interval where there are enough of them."""
     if not by_seed:
         return None
-    values = np.array(list(by_seed.values()))[:, None]
-    return {"runs": len(values), "mean": float(values.mean()), "interval": _interval(_mean, values)}
+    values = np.array(list(by_seed.values()))
+    return {"runs": len(values), "mean": float(values.mean()), "interval": _interval(values)}
 
 
-def _mean(scores: Floats) -> Floats:
-    return np.asarray(scores.mean((-2, -1)))
-
-
-def _interval(statistic: Any, *samples: Floats) -> list[float] | None:
-    enough = all(len(scores) >= LEAST_RUNS for scores in samples)
-    return bootstrap_interval(statistic, *samples).tolist() if enough else None
+def _interval(means: Floats) -> list[float] | None:
+    return mean_interval(means).tolist() if len(means) >= LEAST_RUNS else None
 
 
 def _compare(
@@ -251,7 +248,7 @@ def _compare(
             {
                 "algorithm": a,
                 "iqm": float(interquartile_mean(table)),
-                "interval": _interval(interquartile_mean, table),
+                "interval": bootstrap_interval(interquartile_mean, table).tolist(),
             }
             for a, table in scaled.items()
         ],
@@ -280,15 +277,16 @@ def _is_rainbow(algorithm: str) -> bool:
 
 
 def _improvement(ours: str, other: str, x: Floats, y: Floats) -> dict[str, Any]:
-    low, high = bootstrap_interval(probability_of_improvement, x, y).tolist()
-    verdict = "scores higher than" if low > 0.5 else "scores lower than"
-    if low <= 0.5 <= high:
-        verdict = "cannot be told from"
-    if min(x.size, y.size) < LEAST_FOR_VERDICT:
-        verdict = "has too few runs to be told from"
-    probability = float(probability_of_improvement(x, y))
-    shown = {"ours": ours, "other": other, "probability": probability, "interval": [low, high]}
-    return {**shown, "verdict": verdict}
+    probability, p = float(probability_of_improvement(x, y)), permutation_p(x, y)
+    verdict = "scores higher than" if probability > 0.5 else "scores lower than"
+    if p >= LEVEL:
+        # Of all ways to exchange runs, two are the most extreme.
+        exchanges = math.comb(len(x) + len(y), len(x)) ** x.shape[1]
+        few = 2 / exchanges >= LEVEL
+        verdict = "has too few runs to be told from" if few else "cannot be told from"
+    interval = bootstrap_interval(probability_of_improvement, x, y).tolist()
+    shown = {"ours": ours, "other": other, "probability": probability, "interval": interval}
+    return {**shown, "p": p, "verdict": verdict}
 
 
 def _style(algorithm: str, colours: dict[str, str] = curves.COLOURS) -> dict[str, Any]:
@@ -399,20 +397,22 @@ def _paper_table(table: Table, results: list[Result], in_steps: bool) -> dict[st
 def _ours(table: Table, game: str, algorithm: str, runs: list[Result]) -> dict[str, Any]:
     tested = [run for run in runs if len(run.scores("game"))]
     cell: dict[str, Any] = {"runs": len(runs), "tested": len(tested), "kinds": []}
-    cell["training"] = float(np.mean([run.training for run in runs])) if runs else math.nan
+    cell["training"] = _cell({run.seed: run.training for run in runs})
     published = table.published[game, algorithm][0]
     for kind in ("game", "life"):
-        last = [run.scores(kind)[-table.test_games :] for run in tested]
+        last = [run.scores(kind) for run in tested]
+        if kind == "game":  # of lives all, since the last so many would begin within a game
+            last = [scores[-table.test_games :] for scores in last]
         last = [scores for scores in last if len(scores)]
         if last:
-            means = np.array([scores.mean() for scores in last])[:, None]
+            means = np.array([scores.mean() for scores in last])
             pooled = np.concatenate(last)
             cell["kinds"].append(
                 {
                     "kind": kind,
                     "mean": float(means.mean()),
                     "deviation": float(pooled.std(ddof=1)) if len(pooled) > 1 else math.nan,
-                    "interval": _interval(_mean, means),
+                    "interval": _interval(means),
                     "difference": float(means.mean()) - published,
                     "human": float(human_normalised(game, means).mean())
                     if kind == "game"
