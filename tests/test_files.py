@@ -428,6 +428,34 @@ def test_policy_kwargs_that_files_cannot_hold_are_given_when_loading(tmp_path):
     assert equal(loaded.get_parameters(), model.get_parameters())
 
 
+def test_other_attributes_that_files_cannot_hold_are_given_when_loading(tmp_path):
+    model = tiny()
+    model.gamma = partial(float, 0.5)
+    with pytest.warns(UserWarning, match='custom_objects={"gamma": ...}, load.. takes its default'):
+        model.save(tmp_path / "model")
+    assert SQL.load(tmp_path / "model").gamma == 0.99
+    elsewhere = {"gamma": 0.5, "lr_schedule": 1, "clip_range": 1}  # others' custom_objects, too
+    loaded = SQL.load(tmp_path / "model", custom_objects=elsewhere)
+    assert (loaded.gamma, hasattr(loaded, "clip_range")) == (0.5, False)
+    assert loaded.lr_schedule != 1
+
+
+def test_another_counter_counts_from_nothing(tmp_path):
+    model = CBSQL("MlpPolicy", "CartPole-v1", policy_kwargs=SMALL, **QUICK).learn(40)
+    model.save(tmp_path / "model")
+    observations = np.zeros((2, 4), np.float32)
+    same = CountBased(SimHash(4), kappa=0.5)
+    loaded = CBSQL.load(tmp_path / "model", temperature=same)
+    assert loaded.temperature.beta(observations) == pytest.approx(
+        50 * model.temperature.beta(observations)
+    )
+    other = CountBased(SimHash(4, k=9))
+    with pytest.warns(UserWarning, match=r"begins without the counts in .*model: planes of this"):
+        loaded = CBSQL.load(tmp_path / "model", temperature=other)
+    assert loaded.temperature.beta(observations).tolist() == [0, 0]
+    assert equal(loaded.get_parameters(), model.get_parameters())
+
+
 def test_a_strangers_class_is_imported_with_trust_only(tmp_path):
     kwargs = {"features_extractor_class": Extractor}
     SQL("MlpPolicy", "CartPole-v1", policy_kwargs=kwargs, **QUICK).save(tmp_path / "model")

@@ -277,8 +277,9 @@ def test_dict_observations_have_one_step_returns_with_or_without_priorities():
 
 
 def test_munchausen_target_against_a_loop():
-    with pytest.raises(ValueError, match="no double Q-learning"):
-        Munchausen("MlpPolicy", short_cartpole(), double=True, **SMALL)
+    for name in ("double", "soft_n_step"):
+        with pytest.raises(ValueError, match=f"defined without {name}"):
+            Munchausen("MlpPolicy", short_cartpole(), **{name: True}, **SMALL)
     model = Munchausen("MlpPolicy", short_cartpole(), **SMALL).learn(60)
     with th.no_grad():
         for parameter in model.q_net_target.parameters():

@@ -228,6 +228,9 @@ def test_test_games_are_written_with_their_lives(tmp_path):
         ({"settings": {"policy_kwargs": 3}}, "policy_kwargs takes names and values, not 3"),
         ({"algorithm": "munchausen", "beta": 10.0}, "one of its settings: --set beta=33.3"),
         ({"algorithm": "sql", "settings": {"beta": 10.0}}, "not 'beta'"),
+        ({"algorithm": "dqn", "beta": 10.0}, r"beta \(10.0\) has no effect on dqn"),
+        ({"algorithm": "rainbow", "counter": "exact"}, "counter .* has no effect on rainbow"),
+        ({"algorithm": "sql", "kappa": 0.1}, "kappa .* has no effect on sql: leave it out"),
         ({"counter": "hash"}, "counter must be one of cts, exact, simhash, coin-flip, not 'hash'"),
     ],
 )

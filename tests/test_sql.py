@@ -502,3 +502,10 @@ def test_a_gradient_that_is_no_number_is_named_with_its_update(monkeypatch):
     monkeypatch.setattr(model, "_loss", lambda *args: loss(*args) + (0 * weight).sum().sqrt())
     with pytest.raises(DivergenceError, match=f"gradient of update {model._n_updates + 1} is"):
         model.train(3, 8)
+
+
+def test_a_model_that_is_set_up_later_has_the_temperature_it_was_given():
+    counter = SimHash(4)
+    model = CBSQL("MlpPolicy", "CartPole-v1", counter=counter, _init_setup_model=False)
+    model._setup_model()
+    assert model.temperature.counter is counter

@@ -17,7 +17,7 @@ from cbsql._vector_math import expm1, log, log1p
 from cbsql.counts import SimHash
 from cbsql.operators import mellowmax
 from cbsql.tabular import rule, soft_value_iteration
-from cbsql.temperature import Constant, CountBased, Greedy, Linear
+from cbsql.temperature import Constant, CountBased, Greedy, Linear, Temperature
 
 FROZEN_LAKE = {"id": "FrozenLake-v1", "is_slippery": False}
 TEMPERATURES = [Greedy, lambda: Constant(100), lambda: Linear(0.01), CountBased]
@@ -173,3 +173,15 @@ def test_a_temperature_for_several_learners_has_a_counter_for_each():
     learners = [TabularSQL("FrozenLake-v1", temperature) for _ in range(2)]
     learners[0].temperature.update([3])
     assert [learner.temperature.beta([3]) for learner in learners] == [0.01, 0]
+
+
+def test_a_temperature_may_say_a_whole_number():
+    class Two(Temperature):
+        def beta(self, x):
+            return 2
+
+    tables = [
+        TabularSQL("FrozenLake-v1", temperature, seed=0).learn(300).q
+        for temperature in (Two(), Constant(2.0))
+    ]
+    assert np.array_equal(*tables)

@@ -12,7 +12,8 @@ from cbsql.operators import mellowmax
 class Munchausen(SQL):
     """Munchausen-DQN (Vieillard et al., 2020): a bonus for actions that its policy finds likely.
 
-    It takes the arguments of :class:`SQL` but for ``temperature`` and ``double``, and by name:
+    It takes the arguments of :class:`SQL` but for ``temperature``, ``double`` and ``soft_n_step``,
+    and by name:
 
     :param beta: inverse of the temperature of the policy, which is 0.03 in the publication
     :param alpha: how much of the scaled log-probability of an action is added to its reward
@@ -27,8 +28,9 @@ class Munchausen(SQL):
         least_bonus: float = -1.0,
         **kwargs: Any,
     ) -> None:
-        if kwargs.get("double"):
-            raise ValueError("Munchausen-DQN has no double Q-learning: leave double=False.")
+        for name in ("double", "soft_n_step"):  # it charges entropy in a way of its own
+            if kwargs.get(name):
+                raise ValueError(f"Munchausen-DQN is defined without {name}: leave {name}=False.")
         self.alpha = alpha
         self.least_bonus = least_bonus
         super().__init__(*args, beta=beta, **kwargs)

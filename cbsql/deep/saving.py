@@ -96,7 +96,7 @@ class SafeDQN(DQN):
         """As SB3 loads: a new model, with ``custom_objects`` in the place of what the file has.
 
         Another temperature is given as ``temperature``. It takes over the counts in the file if it
-        is of the same kind.
+        is of the same kind and its counter, too; else it counts from nothing, with a warning.
         """
         for name in kwargs.keys() & {"beta", "kappa", "counter"}:
             raise ValueError(
@@ -146,12 +146,26 @@ class SafeDQN(DQN):
             if force_reset:
                 data["_last_obs"] = None
         model = cls(data["policy_class"], env, device=device, _init_setup_model=False)  # type: ignore[arg-type]
+        own = vars(model).keys() - {*model._excluded_save_params()}  # what a file may leave out
+        data |= {name: value for name, value in given.items() if name in own}
+        del model.temperature  # made anew from the configuration in the file, if none is given
         vars(model).update(data, **kwargs)
         with files.blame(path), document.budget():
             model._setup_model()
         saved = data.get("temperature_config", {}).get("kind")
         same_kind = model.temperature.config()["kind"] == saved
-        model._load_parameters(path, document, exact_match=True, temperature=same_kind)
+        another = "temperature" in kwargs
+        model._load_parameters(path, document, True, temperature=same_kind and not another)
+        if same_kind and another:
+            with files.blame(path):
+                state = document["parameters/temperature"]
+            try:
+                model.temperature.load_state_dict(state)
+            except ValueError as error:
+                warnings.warn(
+                    f"{model.temperature} begins without the counts in {path}: {error}",
+                    stacklevel=2,
+                )
         return model
 
     @classmethod

@@ -67,9 +67,7 @@ class SQL(SafeDQN):
         if temperature is None:
             temperature = Constant(100.0 if beta is None else beta)
         self.temperature_config = temperature.config()
-        # SB3's load() constructs without set-up, puts the saved attributes in place, then sets up.
-        if kwargs.get("_init_setup_model", True):
-            self.temperature = temperature
+        self.temperature = temperature
         self.loss = loss
         self.double = double
         self.soft_n_step = soft_n_step
@@ -89,7 +87,7 @@ class SQL(SafeDQN):
                 warnings.filterwarnings("ignore", message="`n_steps=")
             super()._setup_model()
         self.replay_buffer_kwargs = given  # saved as given: a loaded model may have another gamma
-        if not hasattr(self, "temperature"):
+        if not hasattr(self, "temperature"):  # as load() has it
             self.temperature = from_config(self.temperature_config)
         if isinstance(self.temperature, CountBased):
             counter = self.temperature.counter

@@ -73,7 +73,14 @@ class RunSpec:
             )
         if not isinstance(network := self.settings.get("policy_kwargs") or {}, Mapping):
             raise ValueError(f"policy_kwargs takes names and values, not {network!r}.")
-        self.temperature()  # checks beta and kappa
+        temperature = self.temperature()  # checks beta and kappa
+        has = {"beta": Constant, "kappa": CountBased, "counter": CountBased}
+        for name, kind in has.items():
+            given = getattr(self, name)
+            if given != getattr(RunSpec, name) and not isinstance(temperature, kind):
+                raise ValueError(
+                    f"{name} ({given}) has no effect on {self.algorithm}: leave it out."
+                )
         if self.counter and self.counter not in COUNTERS:
             raise ValueError(f"counter must be one of {', '.join(COUNTERS)}, not {self.counter!r}.")
 

@@ -81,7 +81,7 @@ class TabularSQL:
                 np.array([float(reward)]),
                 find(q, np.array([next_state])),
                 0.0 if terminated else self.gamma,
-                np.array([beta if isinstance(beta, float) else beta[0]], np.float64),
+                np.asarray(beta, np.float64).reshape(1),
                 self.learning_rate,
                 np.empty((4, 1)),
             )
