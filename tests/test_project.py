@@ -16,10 +16,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from cbsql.cli import app
+from cbsql.experiments import spec
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(ROOT.glob("docs/*.md"))]
 DOCUMENTS += sorted(ROOT.glob("results/*/README.md"))
+
+PRESETS = [spec.ATARI, spec.RAINBOW_ATARI, spec.MINATAR, spec.RAINBOW_MINATAR]
+PRESETS += [spec.CARTPOLE, spec.RAINBOW_CARTPOLE, spec.OTHER, spec.RAINBOW_OTHER]
 
 # What the text of a document presupposes before its first lines of Python.
 BEFORE = {
@@ -118,6 +122,34 @@ def test_code_quoted_in_the_method_is_the_code():
         assert quoted
         for line in quoted:
             assert line in lines, (name, line)  # in this order
+
+
+def test_the_page_of_presets_has_their_values():
+    text = (ROOT / "docs" / "presets.md").read_text()
+    header, *rows = re.findall(r"^\| (.+) \|$", text.replace("| |", "|  |"), re.MULTILINE)
+    columns = dict(zip(header.split(" | ")[1:], PRESETS, strict=True))
+    shown = {row.split(" | ")[0]: [c.strip() for c in row.split("|")[1:]] for row in rows}
+    known = set()
+    for place, (title, base) in enumerate(columns.items()):
+        network = base.settings.get("policy_kwargs", {})
+        rainbow = "Rainbow" in title
+        values = {
+            **{name: value for name, value in base.settings.items() if name != "policy_kwargs"},
+            **{
+                name: getattr(base, name) for name in ("steps", "test_epsilon", "exploration_steps")
+            },
+            "eps": network.get("optimizer_kwargs", {}).get("eps"),
+        }
+        if "optimizer_class" in network:
+            values["optimizer_class"] = network["optimizer_class"].__name__
+        if rainbow:
+            values |= dict.fromkeys(("exploration_steps", "exploration_final_eps"), "none")
+            values["v_max"] = network.get("v_max", 10.0)
+        known |= values.keys()
+        for name, cells in shown.items():
+            value = values.get(name)
+            assert cells[place] == ("" if value is None else str(value)), (title, name)
+    assert shown.keys() == known
 
 
 def test_links_of_the_documents_exist():
