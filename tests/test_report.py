@@ -112,6 +112,9 @@ def test_the_papers_table_has_its_numbers_and_ours(tmp_path, browser):
     out = tmp_path / "report"
     assert report(".", cwd=tmp_path).exit_code == 0
     page = browser(out / "index.html")
+    findings = page.evaluate("document.querySelector('.findings').innerText.replace(/\\s+/g, ' ')")
+    groups = "Atari, 4,000 frames, nature protocol; Atari, 3,000,000 frames, nature protocol"
+    assert f"Too little to compare: {groups}. That takes" in findings
     ours = cell(page, 0, "breakout", 4)
     # Deviation of games around 8, 10 and 12, each 1 from its mean: sqrt((4 + 0 + 4) / 3 + 1).
     assert "paper 8.2 ± 6.1" in ours
