@@ -263,7 +263,7 @@ def train(
             counter=counter,
             protocol=protocol,
             settings=settings,
-        )
+        ).check_effects()
         frames_per_step = FRAME_SKIP if spec.is_atari else 1
         if frames:
             steps = _parse_number(frames) // frames_per_step

@@ -42,6 +42,7 @@ from cbsql.replay import (
     PrioritizedReplayBuffer,
 )
 from cbsql.temperature import CountBased, Linear
+from examples.own_counter import GridCounter
 
 GOLDEN = Path(__file__).parent / "data" / "cbsql_cartpole_v1.zip"
 MEMBERS = ["cbsql.json", "tensors.safetensors"]
@@ -450,9 +451,11 @@ def test_another_counter_counts_from_nothing(tmp_path):
         50 * model.temperature.beta(observations)
     )
     other = CountBased(SimHash(4, k=9))
-    with pytest.warns(UserWarning, match=r"begins without the counts in .*model: planes of this"):
+    with pytest.warns(UserWarning, match=r"begins without the counts in .*model: .*planes of this"):
         loaded = CBSQL.load(tmp_path / "model", temperature=other)
     assert loaded.temperature.beta(observations).tolist() == [0, 0]
+    with pytest.warns(UserWarning, match=r"begins without the counts in .*KeyError"):
+        CBSQL.load(tmp_path / "model", temperature=CountBased(GridCounter(0.25)))
     assert equal(loaded.get_parameters(), model.get_parameters())
 
 

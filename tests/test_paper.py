@@ -5,6 +5,7 @@ import pytest
 from cbsql.experiments.curves import name_of
 from cbsql.experiments.paper import TABLE_1, TABLE_2, TABLES
 from cbsql.experiments.spec import preset
+from results.compare import main
 
 
 @pytest.mark.parametrize(
@@ -66,3 +67,12 @@ def test_sums_of_the_printed_columns():
     assert column(TABLE_2, "rainbow-sql 100") == [35.5, 63.6]
     assert column(TABLE_2, "rainbow-sql 1000") == [4.6, 7.0]
     assert column(TABLE_2, "rainbow-cbsql") == [409.9, 58.4]
+
+
+def test_two_algorithms_of_the_results_are_compared(capsys):
+    """Every seed of either with more updates is above every seed with fewer: 2 of 20² exchanges."""
+    main("updates", "rainbow-cbsql train_freq=1", "returns:rainbow-cbsql n_steps=1")
+    shown = "1.00, p = 0.005 (seeds: 3 and 3, games: 2)\n"
+    assert capsys.readouterr().out == f"training: {shown}test: {shown}"
+    with pytest.raises(SystemExit, match="no game that both"):
+        main("table2", "rainbow", "returns:rainbow n_steps=4")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from scipy.stats import mannwhitneyu, sem, t, trim_mean
+from scipy.stats import mannwhitneyu, norm, sem, t, trim_mean
 
 from cbsql.experiments.statistics import (
     bootstrap_interval,
@@ -65,6 +65,15 @@ def test_in_one_game_it_is_mann_and_whitneys():
         x, y = (rng.normal(size=(n, 1)) for n in runs)
         theirs = mannwhitneyu(x, y, method="exact").pvalue[0]
         assert permutation_p(x, y) == pytest.approx(theirs)
+    with pytest.raises(ValueError, match="without a score"):
+        permutation_p(x, np.array([[np.nan]]))
+
+
+def test_many_runs_in_many_games_are_close_to_normal():
+    x, y = np.random.default_rng(0).normal(size=(2, 20, 57))
+    above = probability_of_improvement(x, y) - 0.5
+    deviation = ((20 + 20 + 1) / (12 * 20 * 20) / 57) ** 0.5  # of U / (n m), over games
+    assert permutation_p(x, y) == pytest.approx(2 * norm.sf(abs(above) / deviation), abs=0.01)
 
 
 def test_means_have_students_interval():
@@ -73,6 +82,8 @@ def test_means_have_students_interval():
         values = rng.exponential(size=runs)
         theirs = t.interval(coverage, runs - 1, values.mean(), sem(values))
         assert mean_interval(values, coverage) == pytest.approx(theirs, rel=1e-6)
+    with pytest.raises(ValueError, match="at least two values, not 1"):
+        mean_interval(np.ones(1))
 
 
 def test_a_profile_worked_out_by_hand():

@@ -96,7 +96,7 @@ class SafeDQN(DQN):
         """As SB3 loads: a new model, with ``custom_objects`` in the place of what the file has.
 
         Another temperature is given as ``temperature``. It takes over the counts in the file if it
-        is of the same kind and its counter, too; else it counts from nothing, with a warning.
+        is of the same kind; a counter that cannot take them counts from nothing, with a warning.
         """
         for name in kwargs.keys() & {"beta", "kappa", "counter"}:
             raise ValueError(
@@ -146,8 +146,8 @@ class SafeDQN(DQN):
             if force_reset:
                 data["_last_obs"] = None
         model = cls(data["policy_class"], env, device=device, _init_setup_model=False)  # type: ignore[arg-type]
-        own = vars(model).keys() - {*model._excluded_save_params()}  # what a file may leave out
-        data |= {name: value for name, value in given.items() if name in own}
+        left_out = vars(model).keys() - data.keys() - {*model._excluded_save_params()}
+        data |= {name: value for name, value in given.items() if name in left_out}
         del model.temperature  # made anew from the configuration in the file, if none is given
         vars(model).update(data, **kwargs)
         with files.blame(path), document.budget():
@@ -161,9 +161,9 @@ class SafeDQN(DQN):
                 state = document["parameters/temperature"]
             try:
                 model.temperature.load_state_dict(state)
-            except ValueError as error:
+            except (KeyError, RuntimeError, TypeError, ValueError) as error:
                 warnings.warn(
-                    f"{model.temperature} begins without the counts in {path}: {error}",
+                    f"{model.temperature} begins without the counts in {path}: {error!r}",
                     stacklevel=2,
                 )
         return model

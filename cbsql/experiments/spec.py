@@ -73,16 +73,23 @@ class RunSpec:
             )
         if not isinstance(network := self.settings.get("policy_kwargs") or {}, Mapping):
             raise ValueError(f"policy_kwargs takes names and values, not {network!r}.")
-        temperature = self.temperature()  # checks beta and kappa
-        has = {"beta": Constant, "kappa": CountBased, "counter": CountBased}
-        for name, kind in has.items():
+        self.temperature()  # checks beta and kappa
+        if self.counter and self.counter not in COUNTERS:
+            raise ValueError(f"counter must be one of {', '.join(COUNTERS)}, not {self.counter!r}.")
+
+    def check_effects(self) -> "RunSpec":
+        """Refuse fields that are set but have no effect on the algorithm, for who asks for a run.
+
+        :raises ValueError: if there are any
+        """
+        temperature = self.temperature()
+        for name, kind in (("beta", Constant), ("kappa", CountBased), ("counter", CountBased)):
             given = getattr(self, name)
             if given != getattr(RunSpec, name) and not isinstance(temperature, kind):
                 raise ValueError(
                     f"{name} ({given}) has no effect on {self.algorithm}: leave it out."
                 )
-        if self.counter and self.counter not in COUNTERS:
-            raise ValueError(f"counter must be one of {', '.join(COUNTERS)}, not {self.counter!r}.")
+        return self
 
     @property
     def is_atari(self) -> bool:
@@ -317,7 +324,7 @@ def read_specs(path: Path) -> tuple[list[RunSpec], int]:
         if "game" not in run:
             raise ValueError(f"{where} has no game.")
         try:
-            specs += [RunSpec(**choice) for choice in _combinations(run)]
+            specs += [RunSpec(**choice).check_effects() for choice in _combinations(run)]
         except ValueError as error:
             raise ValueError(f"{where}: {error}") from None
     return specs, test_games

@@ -6,6 +6,7 @@ version 1.2 needs a version of arch that does not import beside pandas 3.
 """
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from types import MappingProxyType
 
 import numpy as np
@@ -59,6 +60,8 @@ def permutation_p(x: Floats, y: Floats) -> float:
     whose probability of improvement is at least as far from one half. In a single game this is
     Mann and Whitney's test, in several van Elteren's.
     """
+    if np.isnan(x).any() or np.isnan(y).any():
+        raise ValueError("Runs without a score cannot be compared.")
     runs, games = x.shape
     observed, ways = 0, np.ones(1)
     for game in range(games):
@@ -67,10 +70,11 @@ def permutation_p(x: Floats, y: Floats) -> float:
         above, equal = (relation(scores[:, None], scores) for relation in (np.greater, np.equal))
         ranks = 2 * above.sum(1) + equal.sum(1) + 1
         observed += ranks[:runs].sum()
-        ways = np.convolve(ways, _sums(ranks, runs))
+        sums = _sums(ranks, runs)
+        ways = np.convolve(ways, sums / sums.sum())  # shares, which do not overflow
     middle = games * runs * (len(x) + len(y) + 1)
     far = np.abs(np.arange(len(ways)) - middle) >= abs(observed - middle)
-    return float(ways[far].sum() / ways.sum())
+    return float(ways[far].sum())
 
 
 def _sums(values: NDArray[np.int64], size: int) -> Floats:
@@ -92,14 +96,20 @@ def mean_interval(values: Floats, coverage: float = 0.95) -> Floats:
 
     If they are distributed normally, it holds the true mean as often as it says.
     """
-    degrees = len(values) - 1
-    # With t = sqrt(degrees) tan(angle), Student's density is a power of the cosine.
+    if len(values) < 2:
+        raise ValueError(f"An interval takes at least two values, not {len(values)}.")
+    half = _student(len(values) - 1, coverage) * values.std(ddof=1) / len(values) ** 0.5
+    return np.array([values.mean() - half, values.mean() + half])
+
+
+@cache
+def _student(degrees: int, coverage: float) -> float:
+    """How far from 0 a variable with Student's distribution is at most, with this probability."""
+    # With t = sqrt(degrees) tan(angle), its density is a power of the cosine.
     angle = np.linspace(-np.pi / 2, np.pi / 2, 100_001)
     density = np.cos((angle[1:] + angle[:-1]) / 2) ** (degrees - 1)
     share = np.append(0, density.cumsum()) / density.sum()
-    t = degrees**0.5 * np.tan(np.interp((1 + coverage) / 2, share, angle))
-    half = t * values.std(ddof=1) / len(values) ** 0.5
-    return np.array([values.mean() - half, values.mean() + half])
+    return float(degrees**0.5 * np.tan(np.interp((1 + coverage) / 2, share, angle)))
 
 
 def bootstrap_interval(

@@ -166,6 +166,7 @@ def _group(name: str, results: list[Result]) -> dict[str, Any]:
             r.seed: float(r.scores("game").mean()) if tested else r.training
             for r in results
             if (r.game, r.algorithm) == (game, algorithm)
+            and (tested or math.isfinite(r.training))  # in which a game has ended
         }
         for game in games
         for algorithm in algorithms
