@@ -30,7 +30,7 @@ class Counter(Protocol):
         """All that was counted, as tensors."""
 
     def load_state_dict(self, state: dict[str, torch.Tensor], /) -> None:
-        """Go on from what :meth:`state_dict` returned."""
+        """Go on from what :meth:`state_dict` returned, or raise and stay as it is."""
 
 
 class Temperature:
