@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 
 LEAST_RUNS = 3
-"""With fewer runs of a game there is no interval: of two, Student's is 18 times their distance."""
+"""With fewer runs of a game there is no interval: of two, Student's is 13 times their distance."""
 
 RESAMPLES = 5_000
 
