@@ -2,6 +2,9 @@
 
 import csv
 import json
+import platform
+import re
+import shutil
 import subprocess
 from contextlib import closing
 from dataclasses import replace
@@ -367,3 +370,15 @@ def test_a_test_policy_asks_the_network_once_about_what_stays_the_same(monkeypat
         actions += [act(seen)[0], act(seen)[0], act(-seen)[0]]
     np.testing.assert_array_equal(actions, wanted)
     assert len(asked) == 3
+
+
+@pytest.mark.skipif(
+    platform.machine() != "x86_64" or not shutil.which("lscpu"),
+    reason="lscpu tells which processor this is, in these words on x86",
+)
+def test_the_processor_is_the_one_that_lscpu_sees():
+    name, *numbers = provenance._cpu_name().split(", ")
+    shown = subprocess.run("lscpu", env={"LC_ALL": "C"}, capture_output=True, text=True, check=True)
+    cpu = dict(re.findall(r"^(Model name|CPU family|Model): +(.+)$", shown.stdout, re.MULTILINE))
+    assert name == cpu["Model name"]
+    assert numbers == [f"cpu family {cpu['CPU family']}", f"model {cpu['Model']}"]

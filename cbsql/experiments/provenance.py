@@ -38,8 +38,11 @@ def _git(*command: str) -> str:
 
 
 def _cpu_name() -> str:
+    """The processor's name, with the numbers that tell generations of one name apart."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.split(": ")[1] for line in lines if line.startswith("model name")), "unknown")
+    cpu = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    numbers = [f"{key} {cpu[key]}" for key in ("cpu family", "model") if key in cpu]
+    return ", ".join([cpu.get("model name", "unknown"), *numbers])
