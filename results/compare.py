@@ -12,18 +12,25 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cbsql.experiments.curves import Result, read_tables
 from cbsql.experiments.statistics import permutation_p, probability_of_improvement
 
+
+def _test(run: Result) -> float:
+    scores = run.scores("game")
+    return float(scores.mean()) if len(scores) else np.nan
+
+
 MEASURES: dict[str, Callable[[Result], float]] = {
     "training": lambda run: run.training,
-    "test": lambda run: float(run.scores("game").mean()),
+    "test": _test,
 }
 
 
 def main(folder: str, *names: str) -> None:
-    """Print the comparisons that the results allow."""
+    """Print the comparisons that the results allow, by seeds that have a score in every game."""
     runs = []
     for name in names:
         place, _, algorithm = name.rpartition(":")
@@ -32,16 +39,22 @@ def main(folder: str, *names: str) -> None:
     games = sorted(set.intersection(*({run.game for run in part} for part in runs)))
     if not games:
         raise SystemExit(f"There is no game that both of {names} have.")
-    tested = all(run.tests for part in runs for run in part)
-    for measure in ("training", "test") if tested else ("training",):
-        score = MEASURES[measure]
-        x, y = (
-            np.array([[score(run) for run in part if run.game == game] for game in games]).T
-            for part in runs
-        )
-        probability, p = probability_of_improvement(x, y), permutation_p(x, y)
-        counted = f"seeds: {len(x)} and {len(y)}, games: {len(games)}"
-        print(f"{measure}: {probability:.2f}, p = {p:.2g} ({counted})")
+    for measure, score in MEASURES.items():
+        x, y = (_table(part, games, score) for part in runs)
+        if len(x) and len(y):
+            probability, p = probability_of_improvement(x, y), permutation_p(x, y)
+            counted = f"seeds: {len(x)} and {len(y)}, games: {len(games)}"
+            print(f"{measure}: {probability:.2f}, p = {p:.2g} ({counted})")
+
+
+def _table(
+    runs: list[Result], games: list[str], score: Callable[[Result], float]
+) -> NDArray[np.float64]:
+    """Scores (seeds, games)."""
+    scores = {(run.seed, run.game): score(run) for run in runs}
+    rows = [[scores.get((seed, game), np.nan) for game in games] for seed in {s for s, _ in scores}]
+    table = np.array(rows).reshape(-1, len(games))
+    return table[np.isfinite(table).all(1)]
 
 
 if __name__ == "__main__":

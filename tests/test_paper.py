@@ -1,11 +1,14 @@
 """The paper's tables as runs."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from cbsql.experiments.curves import name_of
 from cbsql.experiments.paper import TABLE_1, TABLE_2, TABLES
 from cbsql.experiments.spec import preset
-from results.compare import main
+from results.compare import _table, main
 
 
 @pytest.mark.parametrize(
@@ -76,3 +79,11 @@ def test_two_algorithms_of_the_results_are_compared(capsys):
     assert capsys.readouterr().out == f"training: {shown}test: {shown}"
     with pytest.raises(SystemExit, match="no game that both"):
         main("table2", "rainbow", "returns:rainbow n_steps=4")
+
+
+def test_a_seed_that_is_missing_in_a_game_is_not_compared():
+    scores = {("a", 0): 1.0, ("b", 0): 2.0, ("a", 1): 3.0, ("a", 2): 4.0, ("b", 2): np.nan}
+    runs = [SimpleNamespace(game=game, seed=seed, score=s) for (game, seed), s in scores.items()]
+    assert _table(runs, ["a", "b"], lambda run: run.score).tolist() == [[1.0, 2.0]]
+    assert sorted(_table(runs, ["a"], lambda run: run.score)) == [[1.0], [3.0], [4.0]]
+    assert not len(_table(runs[2:], ["a", "b"], lambda run: run.score))
