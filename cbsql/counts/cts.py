@@ -109,12 +109,12 @@ class CTS:
             chunk = frames[start : start + _CHUNK]
             if self.location_dependent:
                 self._pool.reserve(_DEPTH * len(chunk) * width)  # as many as a row could need
-                arguments = (chunk, *self._pool.nodes, *self._pool.held, self._bits, self.updates)
+                model = (chunk, *self._pool.nodes, *self._pool.held, self._bits, self.updates)
                 if self.threads == 1:
-                    _learn(*arguments, 0, height)
+                    _learn(0, height, *model)
                 else:
                     with _numba_threads(self.threads):
-                        _learn_parallel(*arguments, self.threads)
+                        _learn_parallel(model, height, self.threads)
             else:
                 self._pool.reserve(_DEPTH * len(chunk) * height * width)
                 _learn_shared(chunk, *self._pool.nodes, self._bits, self.updates)
@@ -257,7 +257,7 @@ class CTS:
         values, children, _ = self._pool.nodes
         for start in range(0, len(frames), _CHUNK):
             chunk, part = frames[start : start + _CHUNK], sums[start : start + _CHUNK]
-            arguments = (chunk, values, children, *self._pool.held, self._bits, self.updates)
+            model = (chunk, values, children, *self._pool.held, self._bits, self.updates, part)
             if not self.location_dependent:
                 for i, frame in enumerate(chunk):
                     after = self._pool.copy()
@@ -265,10 +265,10 @@ class CTS:
                     _learn_shared(frame[None], *after.nodes, self._bits, self.updates)
                     _query_shared(frame, values, children, *after.nodes[:2], self._bits, part[i])
             elif self.threads == 1:
-                _query(*arguments, 0, self.shape[0], part)
+                _query(0, self.shape[0], *model)
             else:
                 with _numba_threads(self.threads):
-                    _query_parallel(*arguments, self.threads, part)
+                    _query_parallel(model, self.shape[0], self.threads)
         log_rho, gain = np.ascontiguousarray(sums.sum(axis=2).T)
         return log_rho, gain
 
@@ -519,6 +519,8 @@ def _pseudo_counts(log_rho: Floats, gain: Floats, max_count: float) -> Floats:
 
 @jit()
 def _query(
+    top: int,
+    bottom: int,
     frames: Symbols,
     values: Floats,
     children: Nodes,
@@ -527,8 +529,6 @@ def _query(
     held_paths: Floats,
     bits: int,
     updates: int,
-    top: int,
-    bottom: int,
     sums: Floats,
 ) -> None:
     """Sums (B, 2, H) of log p and of log p'/p over each image row from top to bottom."""
@@ -579,38 +579,15 @@ def _query(
 
 
 @jit(parallel=True)
-def _query_parallel(
-    frames: Symbols,
-    values: Floats,
-    children: Nodes,
-    held_keys: Keys,
-    held_nodes: Nodes,
-    held_paths: Floats,
-    bits: int,
-    updates: int,
-    parts: int,
-    sums: Floats,
-) -> None:
-    height = len(held_keys)
+def _query_parallel(model: tuple[Any, ...], height: int, parts: int) -> None:
     for i in numba.prange(parts):
-        top, bottom = i * height // parts, (i + 1) * height // parts
-        _query(
-            frames,
-            values,
-            children,
-            held_keys,
-            held_nodes,
-            held_paths,
-            bits,
-            updates,
-            top,
-            bottom,
-            sums,
-        )
+        _query(i * height // parts, (i + 1) * height // parts, *model)
 
 
 @jit()
 def _learn(
+    top: int,
+    bottom: int,
     frames: Symbols,
     values: Floats,
     children: Nodes,
@@ -620,8 +597,6 @@ def _learn(
     held_paths: Floats,
     bits: int,
     updates: int,
-    top: int,
-    bottom: int,
 ) -> None:
     """Learn the image rows from top to bottom."""
     prior, mask = 1.0 / (1 << bits), (1 << bits) - 1
@@ -657,34 +632,9 @@ def _put_back(
 
 
 @jit(parallel=True)
-def _learn_parallel(
-    frames: Symbols,
-    values: Floats,
-    children: Nodes,
-    used: Integers,
-    held_keys: Keys,
-    held_nodes: Nodes,
-    held_paths: Floats,
-    bits: int,
-    updates: int,
-    parts: int,
-) -> None:
-    height = len(held_keys)
+def _learn_parallel(model: tuple[Any, ...], height: int, parts: int) -> None:
     for i in numba.prange(parts):
-        top, bottom = i * height // parts, (i + 1) * height // parts
-        _learn(
-            frames,
-            values,
-            children,
-            used,
-            held_keys,
-            held_nodes,
-            held_paths,
-            bits,
-            updates,
-            top,
-            bottom,
-        )
+        _learn(i * height // parts, (i + 1) * height // parts, *model)
 
 
 @jit()
