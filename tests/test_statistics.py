@@ -12,6 +12,7 @@ from scipy.stats import mannwhitneyu, norm, sem, t, trim_mean
 
 from cbsql.experiments.statistics import (
     bootstrap_interval,
+    holm,
     human_normalised,
     interquartile_mean,
     mean_interval,
@@ -74,6 +75,16 @@ def test_many_runs_in_many_games_are_close_to_normal():
     above = probability_of_improvement(x, y) - 0.5
     deviation = ((20 + 20 + 1) / (12 * 20 * 20) / 57) ** 0.5  # of U / (n m), over games
     assert permutation_p(x, y) == pytest.approx(2 * norm.sf(abs(above) / deviation), abs=0.01)
+
+
+@given(st.lists(st.sampled_from([0.0, 0.01, 0.02, 0.04, 0.3, 1.0]), min_size=1, max_size=6))
+def test_comparisons_made_together_are_tested_in_all_their_groups(p):
+    """As is its reason: one is a difference if each group that it is in has one, by Bonferroni."""
+    places = range(len(p))
+    groups = [group for size in places for group in combinations(places, size + 1)]
+    chance = {group: min(1, len(group) * min(p[i] for i in group)) for group in groups}
+    expected = [max(chance[group] for group in groups if i in group) for i in places]
+    assert holm(np.array(p)) == pytest.approx(expected)
 
 
 def test_means_have_students_interval():

@@ -24,6 +24,25 @@ class Table:
     published: Mapping[tuple[str, str], tuple[float, float]]
     """Mean and standard deviation of the test scores, by game and algorithm."""
 
+    @property
+    def games(self) -> list[str]:
+        """Its rows."""
+        return list(dict.fromkeys(game for game, _ in self.published))
+
+    @property
+    def algorithms(self) -> list[str]:
+        """Its columns, of which the last is the count-based one."""
+        return list(dict.fromkeys(algorithm for _, algorithm in self.published))
+
+    @property
+    def claimed(self) -> list[str]:
+        """The games in which the paper's highest score is that of the count-based algorithm."""
+        *rivals, ours = self.algorithms
+        best = {
+            game: max(self.published[game, other][0] for other in rivals) for game in self.games
+        }
+        return [game for game in self.games if self.published[game, ours][0] > best[game]]
+
     def specs(
         self,
         games: Iterable[str] | None = None,
@@ -37,8 +56,7 @@ class Table:
 
         :param algorithms: only these of the table's, such as "rainbow-sql 100"
         """
-        own_games = dict.fromkeys(game for game, _ in self.published)
-        columns = dict.fromkeys(algorithm for _, algorithm in self.published)
+        columns = self.algorithms
         chosen = list(columns if algorithms is None else algorithms)
         if foreign := [name for name in chosen if name not in columns]:
             raise ValueError(
@@ -49,7 +67,7 @@ class Table:
             raise ValueError(f"{frames} frames are less than a step, of {FRAME_SKIP}.")
         specs = []
         for seed in range(self.runs) if seeds is None else seeds:
-            for game in own_games if games is None else games:
+            for game in self.games if games is None else games:
                 for name in chosen:
                     algorithm, *constant = name.split()
                     beta = float(constant[0]) if constant else 100.0

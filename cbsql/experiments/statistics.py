@@ -77,6 +77,17 @@ def permutation_p(x: Floats, y: Floats) -> float:
     return float(ways[far].sum())
 
 
+def holm(p: Floats) -> Floats:
+    """Each p of comparisons that are made together, raised for their number (Holm, 1979).
+
+    If those below a level are called differences, then one or more of them are none with at most
+    the probability of that level.
+    """
+    order = np.argsort(p)
+    raised = np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1))
+    return np.asarray(np.minimum(raised, 1)[np.argsort(order)])
+
+
 def _sums(values: NDArray[np.int64], size: int) -> Floats:
     """In how many ways ``size`` of the values have the sum 0, 1, 2, and so on."""
     ways = np.zeros((size + 1, values.sum() + 1))

@@ -13,6 +13,15 @@ import numpy as np
 from cbsql.envs.atari import FRAME_SKIP
 from cbsql.envs.chain_walk import Retreat
 from cbsql.experiments import chain, curves
+from cbsql.experiments.comparison import (
+    Comparison,
+    Scores,
+    compare,
+    examine,
+    score_table,
+    scores_by_seed,
+    verdicts,
+)
 from cbsql.experiments.curves import Floats, Result
 from cbsql.experiments.paper import TABLE_1, TABLE_2, Table
 from cbsql.experiments.report.collect import Chain, Collection
@@ -24,15 +33,11 @@ from cbsql.experiments.statistics import (
     interquartile_mean,
     mean_interval,
     performance_profile,
-    permutation_p,
     probability_of_improvement,
 )
 
 EPISODES_PER_POINT = 3
 """Of the chain-walk's curves, to keep the page small."""
-
-LEVEL = 0.05
-"""Below this chance of a difference between equals, the report says that there is one."""
 
 _DASHES = {"sql 10": "4 2", "sql 100": "8 3", "sql 1000": "2 3", "munchausen": "8 3 2 3"}
 
@@ -96,7 +101,7 @@ def make_page(found: Collection, out: Path) -> str:
 
 def make_tables(found: Collection) -> str:
     """The paper's tables beside ours, in Markdown."""
-    return render("tables.md", tables=_paper_tables(found.results))
+    return render("tables.md", tables=_paper_tables(found.results), least_runs=LEAST_RUNS)
 
 
 def _counts(found: Collection) -> dict[str, Any]:
@@ -161,16 +166,7 @@ def _group(name: str, results: list[Result]) -> dict[str, Any]:
     tested = all(len(result.scores("game")) for result in results)
     games = sorted({result.game for result in results})
     algorithms = sorted({result.algorithm for result in results}, key=_rank)
-    scores = {  # of each run, by seed
-        (game, algorithm): {
-            r.seed: float(r.scores("game").mean()) if tested else r.training
-            for r in results
-            if (r.game, r.algorithm) == (game, algorithm)
-            and (tested or math.isfinite(r.training))  # in which a game has ended
-        }
-        for game in games
-        for algorithm in algorithms
-    }
+    scores = scores_by_seed(results, "test" if tested else "training")
     return {
         "name": name,
         "measure": "test games" if tested else "the last 100 training games",
@@ -196,7 +192,7 @@ def _interval(means: Floats) -> list[float] | None:
 def _compare(
     games: list[str],
     algorithms: list[str],
-    scores: dict[tuple[str, str], dict[int, float]],
+    scores: Scores,
     human: bool,
 ) -> dict[str, Any]:
     """Statistics over games: counting beside what it is to improve, and averages.
@@ -207,18 +203,15 @@ def _compare(
     enough = {a: [g for g in games if len(scores[g, a]) >= LEAST_RUNS] for a in algorithms}
     plain = [a for a in algorithms if "=" not in a]
 
-    def table(algorithm: str, of_games: list[str]) -> Floats:
-        seeds = sorted(set.intersection(*(set(scores[g, algorithm]) for g in of_games)))
-        return np.array([[scores[g, algorithm][s] for g in of_games] for s in seeds])
-
-    improvements = []
-    for ours in (a for a in plain if _counts_updates(a)):
-        for other in plain:
-            both = [g for g in enough[ours] if g in enough[other]]
-            if not _counts_updates(other) and _is_rainbow(ours) == _is_rainbow(other) and both:
-                x, y = table(ours, both), table(other, both)
-                if min(len(x), len(y)) >= LEAST_RUNS:
-                    improvements.append({**_improvement(ours, other, x, y), "games": len(both)})
+    pairs = [
+        compare(scores, ours, other, games)
+        for ours in plain
+        for other in plain
+        if _counts_updates(ours) and not _counts_updates(other)
+        if _is_rainbow(ours) == _is_rainbow(other)
+    ]
+    made = [one for one in pairs if one]
+    improvements = [_improvement(*both) for both in zip(made, verdicts(made), strict=True)]
     most = max((len(enough[a]) for a in plain), default=0)
     averaged = [a for a in plain if len(enough[a]) == most]
     shared = [g for g in games if all(g in enough[a] for a in averaged)]
@@ -226,7 +219,7 @@ def _compare(
     none["improvements"] = improvements
     if len(shared) < 2 or len(averaged) < 2:
         return none  # over one game there is nothing to average
-    tables = {a: table(a, shared) for a in averaged}
+    tables = {a: score_table(scores, a, shared) for a in averaged}
     if any(len(rows) < LEAST_RUNS for rows in tables.values()):
         return none
     everything = np.concatenate(list(tables.values()))  # (runs of all algorithms, games)
@@ -277,17 +270,9 @@ def _is_rainbow(algorithm: str) -> bool:
     return algorithm.startswith("rainbow")
 
 
-def _improvement(ours: str, other: str, x: Floats, y: Floats) -> dict[str, Any]:
-    probability, p = float(probability_of_improvement(x, y)), permutation_p(x, y)
-    verdict = "scores higher than" if probability > 0.5 else "scores lower than"
-    if p >= LEVEL:
-        # Of all ways to exchange runs, two are the most extreme.
-        exchanges = math.comb(len(x) + len(y), len(x)) ** x.shape[1]
-        few = 2 / exchanges >= LEVEL
-        verdict = "has too few runs to be told from" if few else "cannot be told from"
-    interval = bootstrap_interval(probability_of_improvement, x, y).tolist()
-    shown = {"ours": ours, "other": other, "probability": probability, "interval": interval}
-    return {**shown, "p": p, "verdict": verdict}
+def _improvement(one: Comparison, verdict: str) -> dict[str, Any]:
+    interval = bootstrap_interval(probability_of_improvement, one.x, one.y).tolist()
+    return {"comparison": one, "verdict": verdict, "interval": interval}
 
 
 def _style(algorithm: str, colours: dict[str, str] = curves.COLOURS) -> dict[str, Any]:
@@ -367,8 +352,6 @@ def _paper_tables(results: list[Result]) -> list[dict[str, Any]]:
 def _paper_table(table: Table, results: list[Result], in_steps: bool) -> dict[str, Any]:
     """The paper's cells beside ours, of runs that are as long as its own."""
     frames = table.frames * (FRAME_SKIP if in_steps else 1)
-    games = list(dict.fromkeys(game for game, _ in table.published))
-    algorithms = list(dict.fromkeys(algorithm for _, algorithm in table.published))
     ours: dict[tuple[str, str], list[Result]] = {key: [] for key in table.published}
     for result in results:
         key = (result.game, result.algorithm)
@@ -379,16 +362,16 @@ def _paper_table(table: Table, results: list[Result], in_steps: bool) -> dict[st
         "name": f"{table.title} in steps" if in_steps else table.title,
         "in_steps": in_steps,
         "frames": frames,
-        "algorithms": algorithms,
+        "claim": examine(table, [run for runs in ours.values() for run in runs]),
         "rows": [
             (
                 game,
                 [
                     {"published": table.published[game, a], **_ours(table, game, a, ours[game, a])}
-                    for a in algorithms
+                    for a in table.algorithms
                 ],
             )
-            for game in games
+            for game in table.games
         ],
         "run": sum(map(bool, ours.values())),
         "cells": len(ours),
