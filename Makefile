@@ -53,6 +53,6 @@ bench: $(INSTALLED)  ## measure speed, each figure beside something to compare i
 	@$(BIN)/cbsql bench
 	@for benchmark in $(BENCHMARKS); do $(BIN)/python $$benchmark || exit 1; done
 
-clean:  ## remove what the targets above made
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis runs
+clean:  ## remove what was installed or cached; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -158,7 +158,7 @@ def test_the_papers_claim_is_judged(tmp_path):
     lines = make_tables(collect([tmp_path])).splitlines()
     counted = "2 of 2 games, 3 and 3 seeds"
     below = f"scores lower than it (0.00, p = 0.005; {counted})"  # 2 of 20² exchanges
-    assert "Here that **does not hold**, by the games of which both" in "\n".join(lines)
+    assert "Here that **does not hold**, judged by the games in which both" in "\n".join(lines)
     assert [line for line in lines if " than it " in line] == [
         f"| {name} | {below} | {below} |"
         for name in ("Rainbow", "Rainbow-SQL β=100", "Rainbow-SQL β=1000")
