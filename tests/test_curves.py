@@ -78,6 +78,11 @@ def test_a_name_says_what_is_not_as_usual():
     assert name(algorithm="cbsql", beta=100.0, kappa=0.1) == "cbsql kappa=0.1"
     assert name(algorithm="dqn", beta=100.0, kappa=0.1) == "dqn"
     assert name(algorithm="dqn", protocol="machado") == "dqn protocol=machado"
+    assert (
+        name(algorithm="dqn", settings={"tau": "1", "gamma": "0.9"})
+        == name(algorithm="dqn", settings={"gamma": "0.9", "tau": "1"})
+        == "dqn gamma=0.9 tau=1"
+    )
 
 
 def test_runs_are_added_to_tables_as_they_come(tmp_path, monkeypatch, capsys):

@@ -154,7 +154,8 @@ def test_the_papers_claim_is_judged(tmp_path):
                     *(seed, 125_000, level + 1 + seed / 10),
                     beta=float(algorithm.split()[-1]) if " " in algorithm else 100.0,
                 )
-                write_tests(run, [level + seed / 10] * 50)
+                # Of more games than the paper's, as many as the paper's count.
+                write_tests(run, [99.0 - 50 * level] * 30 + [level + seed / 10] * 50)
     lines = make_tables(collect([tmp_path])).splitlines()
     counted = "2 of 2 games, 3 and 3 seeds"
     below = f"scores lower than it (0.00, p = 0.005; {counted})"  # 2 of 20² exchanges
@@ -217,6 +218,23 @@ def test_side_runs_do_not_hide_the_comparison(tmp_path):
     assert findings(tmp_path) == expected
     page = make_page(collect([tmp_path]), tmp_path)
     assert page.count("Interquartile mean over games") == 1
+
+
+def test_protocols_are_groups_like_any_other(tmp_path):
+    for algorithm, level in (("dqn", 1), ("cbsql", 2)):
+        for game in ("breakout", "pong"):
+            for seed in range(3):
+                run = write_run(tmp_path / f"{game}-{algorithm}-{seed}", game, algorithm, seed)
+                record = json.loads((run / "run.json").read_text())
+                record["spec"]["protocol"] = "machado"
+                (run / "run.json").write_text(json.dumps(record))
+                rows = (run / "episodes.csv").read_text().splitlines()
+                rows[1:] = [f"game,{i},0,0,0,{level},5" for i in range(50)]
+                (run / "episodes.csv").write_text("\n".join(rows))
+    assert "machado protocol : CBSQL scores higher than DQN (2 games:" in findings(tmp_path)
+    page = make_page(collect([tmp_path]), tmp_path)
+    assert page.count("Interquartile mean over games") == 1
+    assert "CBSQL protocol=machado</td>" in page  # in the list of runs
 
 
 def test_one_bad_table_does_not_spoil_the_page(tmp_path):
@@ -387,6 +405,7 @@ DAMAGES = {
     "no scores": lambda run: (run / "episodes.csv").unlink(),
     "half a line": lambda run: (run / "episodes.csv").write_text(",".join(COLUMNS) + "\ngame,12"),
     "binary": lambda run: (run / "progress.csv").write_bytes(bytes(range(128, 256))),
+    "zeros": lambda run: (run / "episodes.csv").write_bytes(b"kind,steps\n" + bytes(200_000)),
     "no number": lambda run: (run / "test.csv").write_text("kind,score,length_steps\ngame,x,1\n"),
     "no steps": lambda run: (run / "run.json").write_text(
         json.dumps({"spec": {"game": "pong", "algorithm": "dqn", "seed": 1}, "finished": True})

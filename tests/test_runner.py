@@ -217,6 +217,9 @@ def test_test_games_are_written_with_their_lives(tmp_path):
     (tmp_path / "test.csv").write_text("kind,score,length_steps\ngame,1")
     with pytest.raises(ValueError, match=r"test\.csv is damaged"):
         read_test(tmp_path)
+    (tmp_path / "test.csv").write_text("kind,score,length_steps\ngame," + 200_000 * "\0")
+    with pytest.raises(ValueError, match=r"test\.csv is damaged"):  # what power cuts leave
+        read_test(tmp_path)
     (tmp_path / "test.csv").unlink()
     assert read_test(tmp_path) == []
 
@@ -231,12 +234,26 @@ def test_test_games_are_written_with_their_lives(tmp_path):
         ({"settings": {"policy_kwargs": 3}}, "policy_kwargs takes names and values, not 3"),
         ({"algorithm": "munchausen", "beta": 10.0}, "one of its settings: --set beta=33.3"),
         ({"algorithm": "sql", "settings": {"beta": 10.0}}, "not 'beta'"),
+        ({"settings": {"double": "false"}}, "double takes True or False, not 'false'"),
+        ({"settings": {"buffer_size": 1e5}}, "buffer_size takes a whole number, not 100000.0"),
+        ({"settings": {"n_steps": 2.0}}, "n_steps takes a whole number, not 2.0"),
+        (
+            {"algorithm": "rainbow", "settings": {"n_steps": 2.0}},
+            "n_steps takes a whole number or None, not 2.0",
+        ),
+        ({"settings": {"gamma": "0.9x"}}, "gamma takes a number, not '0.9x'"),
         ({"counter": "hash"}, "counter must be one of cts, exact, simhash, coin-flip, not 'hash'"),
     ],
 )
 def test_bad_specs_are_refused(arguments, named):
     with pytest.raises(ValueError, match=named):
         RunSpec("CartPole-v1", **arguments)
+
+
+def test_values_of_settings_may_be_all_that_sb3_takes():
+    settings = {"max_grad_norm": 5, "train_freq": (1, "episode"), "gamma": 0.9, "double": True}
+    RunSpec("CartPole-v1", settings={**settings, "tau": 1, "learning_rate": lambda _: 1e-3})
+    RunSpec("CartPole-v1", "rainbow", settings={"n_steps": None})
 
 
 @pytest.mark.parametrize(
@@ -314,6 +331,33 @@ def test_the_network_fits_what_is_seen(name, extractor, algorithm, sights, tmp_p
     assert evaluate(spec, model, 1, seed=3)
     with pytest.raises(ValueError, match="has no pictures to film"):
         evaluate(spec, model, 1, seed=3, video=tmp_path / "film.mp4")
+
+
+def test_an_id_may_name_the_module_that_registers_it(tmp_path, monkeypatch):
+    (tmp_path / "walks.py").write_text(
+        "import gymnasium\n"
+        "from gymnasium.envs.classic_control import CartPoleEnv\n"
+        "gymnasium.register('Walks/Pole-v0', CartPoleEnv)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    spec = RunSpec("walks:Walks/Pole-v0", "sql", steps=60, settings={**SOON, **SMALL})
+    assert not spec.is_atari  # before anything is imported, as by a report
+    model = train(spec, tmp_path / "run")
+    assert model._n_updates > 0
+    assert len(evaluate(spec, model, 2, seed=3)) == 2
+    del gym.registry["Walks/Pole-v0"]
+    with pytest.raises(ValueError, match="cannot be imported: No module named 'nowhere'"):
+        make_env(RunSpec("nowhere:Walks/Pole-v0"))
+
+
+def test_runs_are_as_long_as_was_asked_for(tmp_path):
+    """Rollouts of whole episodes end where they end: such runs are compared all the same."""
+    settings = {**SOON, **SMALL, "train_freq": (1, "episode"), "gradient_steps": 1}
+    for seed in range(2):
+        spec = RunSpec("CartPole-v1", "dqn", steps=100, seed=seed, settings=settings)
+        model = train(spec, tmp_path / str(seed))
+        assert model.num_timesteps > 100
+        assert json.loads((tmp_path / str(seed) / "run.json").read_text())["steps"] == 100
 
 
 def test_what_fails_in_training_is_not_taken_for_an_argument(sights, tmp_path):

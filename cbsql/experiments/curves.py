@@ -10,7 +10,7 @@ import csv
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -102,6 +102,12 @@ class Result:
         """Scores of its test episodes in order; kind is "game" or "life"."""
         return np.array([episode.score for episode in self.tests if episode.kind == kind])
 
+    def with_last_games(self, number: int) -> "Result":
+        """The same with the last of its test games, and all lives: fewer might begin in a game."""
+        games = [episode for episode in self.tests if episode.kind == "game"]
+        lives = [episode for episode in self.tests if episode.kind == "life"]
+        return replace(self, tests=[*games[-number:], *lives])
+
 
 def name_of(spec: dict[str, Any]) -> str:
     """The algorithm with its constant, if it has one, and what else is not as usual."""
@@ -114,7 +120,7 @@ def name_of(spec: dict[str, Any]) -> str:
         parts.append(f"counter={spec['counter']}")
     if spec.get("protocol", "nature") != "nature":
         parts.append(f"protocol={spec['protocol']}")
-    parts += [f"{name}={value}" for name, value in spec.get("settings", {}).items()]
+    parts += [f"{name}={value}" for name, value in sorted(spec.get("settings", {}).items())]
     return " ".join(parts)
 
 
@@ -140,7 +146,8 @@ def read_run(folder: Path, until: int | None = None) -> Result:
     logs = np.array(lines).reshape(-1, 3)
     name = name_of(spec)
     if until is None:
-        steps, updates, seconds = (record[key] for key in ("steps", "updates", "seconds"))
+        updates, seconds = record["updates"], record["seconds"]
+        steps = spec.get("steps") or record["steps"]
         tests = read_test(folder)
     else:
         reached = record["steps"] if finished else max((*games[-1:, 0], *logs[-1:, 0]), default=0)

@@ -2,6 +2,7 @@
 
 import csv
 import ctypes
+import importlib
 import json
 import os
 import shutil
@@ -69,10 +70,18 @@ def make_env(spec: RunSpec, seed: int | None = None, test: bool = False) -> VecE
     seed = spec.seed if seed is None else seed
     if spec.is_atari:
         return make_atari_vec_env(spec.game, spec.protocol, seed=seed)  # type: ignore[arg-type]
+    module, _, name = spec.game.rpartition(":")
+    if module:
+        try:
+            importlib.import_module(module)
+        except ImportError as error:
+            raise ValueError(
+                f"{spec.game} names a module that cannot be imported: {error}"
+            ) from None
     options = {}  # SB3 adds render_mode, if the environment takes it
-    if test and gym.spec(spec.game).max_episode_steps is None:
+    if test and gym.spec(name).max_episode_steps is None:
         options["max_episode_steps"] = LONGEST_TEST_STEPS
-    return make_vec_env(spec.game, seed=seed, env_kwargs=options, wrapper_class=ReplayableEpisodes)
+    return make_vec_env(name, seed=seed, env_kwargs=options, wrapper_class=ReplayableEpisodes)
 
 
 def make_model(spec: RunSpec, env: VecEnv) -> SQL:
@@ -199,7 +208,8 @@ def train(
         finally:
             log.close()
         model.save(folder / "model.zip")
-        figures = {"steps": model.num_timesteps, "updates": model._n_updates}
+        # The last rollout may go beyond the steps that were asked for, by which runs are compared.
+        figures = {"steps": steps, "updates": model._n_updates}
         record.update(finished=True, **figures, seconds=round(log.seconds(), 1))
         write_json(folder / "run.json", record)
     shutil.rmtree(checkpoints.folder, ignore_errors=True)
@@ -574,5 +584,5 @@ def read_test(folder: Path) -> list[Episode]:
         with path.open(newline="") as file:
             rows = list(csv.DictReader(file))
         return [Episode(r["kind"], float(r["score"]), int(r["length_steps"])) for r in rows]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: {error!r}.") from None

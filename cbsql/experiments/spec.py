@@ -30,7 +30,8 @@ class RunSpec:
     """One learner on one environment with one seed."""
 
     game: str
-    """An Atari game ("pong", in any spelling), or the id of a Gymnasium environment."""
+    """An Atari game ("pong", in any spelling), or the id of a Gymnasium environment, which may name
+    the module that registers it, "module:Id-v0"."""
     algorithm: str = "cbsql"
     """"dqn" (the hard maximum), "sql" (constant beta) or "cbsql" (beta = kappa n), the same on top
     of "rainbow", or "munchausen"."""
@@ -59,8 +60,8 @@ class RunSpec:
         if self.is_atari:
             with suppress(ValueError):  # of a game that is not there; who plays it says so
                 object.__setattr__(self, "game", rom_name(self.game))
-        known = _arguments(DQN) | _arguments(SQL) | _arguments(self.learner)
-        known -= _FIXED
+        arguments = _arguments(DQN) | _arguments(SQL) | _arguments(self.learner)
+        known = arguments.keys() - _FIXED
         if self.learner is Munchausen:
             known.add("beta")  # with a default of its own
             if self.beta != 100.0:
@@ -71,6 +72,8 @@ class RunSpec:
                 f"settings take the arguments of SB3's DQN and {self.learner.__name__}, not "
                 f"{wrong[0]!r}; the nearest is {nearest!r}."
             )
+        for name, value in self.settings.items():
+            _check_kind(name, value, arguments[name].annotation)
         if not isinstance(network := self.settings.get("policy_kwargs") or {}, Mapping):
             raise ValueError(f"policy_kwargs takes names and values, not {network!r}.")
         self.temperature()  # checks beta and kappa
@@ -95,7 +98,9 @@ class RunSpec:
     def is_atari(self) -> bool:
         """Whether the game is one of ale-py's, and not the id of a Gymnasium environment."""
         found = gym.registry.get(self.game)  # PongNoFrameskip-v4 is, too
-        return found is None or found.entry_point == "ale_py.env:AtariEnv"
+        if found is None:
+            return ":" not in self.game  # the module that registers it may not be imported yet
+        return bool(found.entry_point == "ale_py.env:AtariEnv")
 
     @property
     def learner(self) -> type[SQL]:
@@ -141,8 +146,20 @@ _FIXED = {"policy", "env", "seed", "beta", "temperature", "args", "kwargs"}
 """Arguments of the learners that are fields of a run, or none."""
 
 
-def _arguments(learner: type[DQN]) -> set[str]:
-    return set(inspect.signature(learner).parameters)
+def _arguments(learner: type[DQN]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(learner).parameters)
+
+
+def _check_kind(name: str, value: Any, kind: Any) -> None:
+    """Refuse what would fail late or, as the text "false" does, pass for something else."""
+    if kind is bool and not isinstance(value, bool):
+        raise ValueError(f"{name} takes True or False, not {value!r}.")
+    if kind is int and type(value) is not int:
+        raise ValueError(f"{name} takes a whole number, not {value!r}.")
+    if kind == int | None and type(value) is not int and value is not None:
+        raise ValueError(f"{name} takes a whole number or None, not {value!r}.")
+    if kind is float and type(value) not in (int, float):
+        raise ValueError(f"{name} takes a number, not {value!r}.")
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,10 @@ class Collection:
         return len(self.results) + len(self.chains) + len(self.unread)
 
 
+_DAMAGE = (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, csv.Error)
+"""What reading half-written or damaged files raises."""
+
+
 def collect(folders: Iterable[Path]) -> Collection:
     """Read everything below the folders."""
     found = Collection()
@@ -57,7 +61,7 @@ def collect(folders: Iterable[Path]) -> Collection:
         for folder in _places(root):
             try:
                 results, chains = _read(folder)
-            except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            except _DAMAGE as error:
                 found.unread.append((folder, _reason(error)))
                 continue
             both: list[Result | Chain] = [*results, *chains]

@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,10 @@ def title(algorithm: str) -> str:
 
 def make_page(found: Collection, out: Path) -> str:
     """The report on a collection, to be opened from the folder ``out``."""
-    groups = [_group(name, list(rows)) for name, rows in _by_group(found.results)]
+    results = list(map(_in_group, found.results))
+    groups = [_group(name, list(rows)) for name, rows in _by_group(results)]
     readings = [_chain(one) for one in sorted(found.chains, key=_usual_first)]
-    algorithms = sorted({result.algorithm for result in found.results}, key=_rank)
+    algorithms = sorted({result.algorithm for result in results}, key=_rank)
     figures = {
         "chains": readings,
         "legend": [_style(algorithm) for algorithm in algorithms],
@@ -90,7 +92,7 @@ def make_page(found: Collection, out: Path) -> str:
         groups=groups,
         readings=readings,
         early=_early(readings),
-        tables=_paper_tables(found.results),
+        tables=_paper_tables(results),
         runs=[_row(result, out) for result in sorted(found.results, key=_order)],
         chains=[_chain_row(one, out) for one in found.chains],
         unread=found.unread,
@@ -154,6 +156,12 @@ def _suite(result: Result) -> tuple[str, int, str]:
         return "Atari", result.frames, f"frames, {result.protocol} protocol"
     kind = result.game.split("/")[0] if result.game.startswith("MinAtar/") else result.game
     return kind, result.steps, "steps"
+
+
+def _in_group(result: Result) -> Result:
+    """Without what all runs of its group have in common, which is no setting of its own."""
+    common = f" protocol={result.protocol}"
+    return replace(result, algorithm=result.algorithm.replace(common, ""))
 
 
 def _by_group(results: Iterable[Result]) -> Iterable[tuple[str, Iterable[Result]]]:
@@ -356,7 +364,7 @@ def _paper_table(table: Table, results: list[Result], in_steps: bool) -> dict[st
     for result in results:
         key = (result.game, result.algorithm)
         if key in ours and result.frames == frames and result.protocol == "nature":
-            ours[key].append(result)
+            ours[key].append(result.with_last_games(table.test_games))
     return {
         "table": table,
         "name": f"{table.title} in steps" if in_steps else table.title,
@@ -384,13 +392,10 @@ def _ours(table: Table, game: str, algorithm: str, runs: list[Result]) -> dict[s
     cell["training"] = _cell({run.seed: run.training for run in runs})
     published = table.published[game, algorithm][0]
     for kind in ("game", "life"):
-        last = [run.scores(kind) for run in tested]
-        if kind == "game":  # of lives all, since the last so many would begin within a game
-            last = [scores[-table.test_games :] for scores in last]
-        last = [scores for scores in last if len(scores)]
-        if last:
-            means = np.array([scores.mean() for scores in last])
-            pooled = np.concatenate(last)
+        played = [scores for run in tested if len(scores := run.scores(kind))]
+        if played:
+            means = np.array([scores.mean() for scores in played])
+            pooled = np.concatenate(played)
             cell["kinds"].append(
                 {
                     "kind": kind,
@@ -410,7 +415,6 @@ def _row(result: Result, out: Path) -> dict[str, Any]:
     tests = result.scores("game")
     return {
         "result": result,
-        "group": "{}, {:,} {}".format(*_suite(result)),
         "test": float(tests.mean()) if len(tests) else math.nan,
         "link": _link(result.folder, out),
     }
