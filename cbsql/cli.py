@@ -221,7 +221,7 @@ def _sweep(
 
 @app.command()
 def train(
-    game: Annotated[str, typer.Argument(help="An Atari game (pong) or any Gymnasium id.")],
+    game: Annotated[str, typer.Argument(help="An Atari game, Id-v0 or module:Id-v0 of Gymnasium.")],
     algorithm: Annotated[
         str, typer.Option(help="dqn|sql|cbsql|rainbow|rainbow-sql|rainbow-cbsql|munchausen")
     ] = "cbsql",

@@ -289,8 +289,8 @@ def _fits(moment: th.Size, parameter: th.Size) -> bool:
 def check_kind(name: str, value: Any, like: Any) -> None:
     """Check that a value is of the kind of another; None says nothing."""
     number = isinstance(like, int | float) and not isinstance(like, bool)
-    kind = int | float if number else type(like)
-    if like is not None and (not isinstance(value, kind) or (number and isinstance(value, bool))):
+    kind = int | float if number else type(like)  # a boolean is a number, as verbose=True is
+    if like is not None and not isinstance(value, kind):
         raise ValueError(f"{name} is {value!r:.60}, which is not of the kind of {like!r:.60}.")
 
 

@@ -30,7 +30,7 @@ def mellowmax(q: Tensor, beta: float | Tensor) -> Tensor:
     mean = beta * below.detach().amin(-1).neg() < torch.finfo(q.dtype).eps
     greedy = torch.isinf(beta)
     # Rows at a limit compute with 1, so that the branch not taken has a finite gradient.
-    soft_beta = torch.where(mean | greedy, 1.0, beta).to(q.dtype)
+    soft_beta = torch.where(mean | greedy, 1.0, beta)
     soft = torch.log1p(torch.expm1(soft_beta.unsqueeze(-1) * below).mean(-1)) / soft_beta
     soft = torch.where(mean, below.mean(-1), soft) + top
     return torch.where(greedy, q.amax(-1), soft)
@@ -46,7 +46,7 @@ def soft_policy(q: Tensor, beta: float | Tensor) -> Tensor:
     best = best / best.sum(-1, keepdim=True)
     if isinstance(beta, float) and beta == math.inf:
         return best
-    beta = _per_row(beta, q).to(q.dtype).unsqueeze(-1)
+    beta = _per_row(beta, q).unsqueeze(-1)
     greedy = torch.isinf(beta)
     return torch.where(greedy, best, torch.softmax(torch.where(greedy, 1.0, beta) * below, -1))
 
@@ -138,10 +138,10 @@ def _per_row(beta: float | Tensor, q: Tensor) -> Tensor:
     if not isinstance(beta, Tensor):
         if not beta >= 0:
             raise ValueError(f"beta must be a number from 0 to inf, not {beta!r}.")
-        return torch.full(q.shape[:-1], beta, dtype=q.dtype, device=q.device)
+        beta = torch.as_tensor(beta, dtype=torch.float64).expand(q.shape[:-1])
     if beta.shape not in ((), q.shape[:-1]):
         raise ValueError(
             f"beta has shape {tuple(beta.shape)}; with q of shape {tuple(q.shape)} it must be a "
             f"number or have shape {tuple(q.shape[:-1])}."
         )
-    return beta
+    return beta.to(q)  # what is beyond the range of its numbers is infinite there

@@ -133,6 +133,7 @@ class CountBased(Temperature):
     def __init__(self, counter: Counter | str | None = None, kappa: float = 0.01) -> None:
         self.counter_name = counter if isinstance(counter, str) else None
         self._installed = None if isinstance(counter, str) else counter
+        self._handed_in = self._installed is not None
         self.kappa = _positive("kappa", kappa)
 
     @property
@@ -144,6 +145,7 @@ class CountBased(Temperature):
     def counter(self, counter: Counter) -> None:
         self.counter_name = None
         self._installed = counter
+        self._handed_in = True
 
     def install(self, counter: Counter) -> None:
         """Count with the counter that was named, or left to the learner to choose."""
@@ -158,9 +160,11 @@ class CountBased(Temperature):
         self._counter.update(x)
 
     def config(self) -> dict[str, Any]:
-        """kappa, and the counter if it has a name; else it is neither number nor text."""
-        named = {} if self.counter_name is None else {"counter": self.counter_name}
-        return {**super().config(), **named, "kappa": self.kappa}
+        """kappa, and the counter's name, or what it calls itself if it is an object handed in."""
+        counter = {} if self.counter_name is None else {"counter": self.counter_name}
+        if self._handed_in:
+            counter["handed_in"] = repr(self.counter)
+        return {**super().config(), **counter, "kappa": self.kappa}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The state of the counter."""
@@ -186,13 +190,13 @@ class CountBased(Temperature):
 def from_config(config: dict[str, Any]) -> Temperature:
     """The temperature that :meth:`Temperature.config` described, as new and without a counter."""
     kinds = {kind.__name__: kind for kind in (Greedy, Constant, Linear, CountBased)}
-    arguments = {name: value for name, value in config.items() if name != "kind"}
+    known = {name: value for name, value in config.items() if name not in ("kind", "handed_in")}
     if config["kind"] not in kinds:
         raise ValueError(
             f"{config['kind']} is not a temperature of cbsql: pass it as temperature= to load(), "
             "since a file holds numbers and no code."
         )
-    return kinds[config["kind"]](**arguments)
+    return kinds[config["kind"]](**known)
 
 
 def _positive(name: str, value: float) -> float:

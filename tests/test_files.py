@@ -441,6 +441,32 @@ def test_other_attributes_that_files_cannot_hold_are_given_when_loading(tmp_path
     assert loaded.lr_schedule != 1
 
 
+@pytest.mark.parametrize("arguments", [{"verbose": True}, {"double": 1}, {"soft_n_step": 0}])
+def test_what_passes_for_another_kind_is_read_again(arguments, tmp_path):
+    SQL("MlpPolicy", "CartPole-v1", **arguments, **QUICK).save(tmp_path / "model")
+    ((name, value),) = arguments.items()
+    assert getattr(SQL.load(tmp_path / "model"), name) == value
+
+
+def test_load_does_not_change_what_the_networks_are_built_from(tmp_path):
+    Rainbow("MlpPolicy", "CartPole-v1", **QUICK).save(tmp_path / "model")
+    with pytest.raises(ValueError, match="cannot change noisy"):
+        Rainbow.load(tmp_path / "model", noisy=False)
+    env = make_vec_env("CartPole-v1")
+    loaded = Rainbow.load(tmp_path / "model", env, noisy=True, prioritized=False)
+    assert not isinstance(loaded.learn(30).replay_buffer, PrioritizedReplayBuffer)
+    with pytest.raises(ValueError, match="loss must be one of mse, huber, not 'hubber'"):
+        Rainbow.load(tmp_path / "model", loss="hubber")
+
+
+def test_replay_of_other_environments_is_refused(tmp_path):
+    several = make_vec_env("CartPole-v1", 2)
+    SQL("MlpPolicy", several, **QUICK).learn(30).save_replay_buffer(tmp_path / "replay")
+    model = SQL("MlpPolicy", "CartPole-v1", **QUICK)
+    with pytest.raises(FileError, match=r"'environments: 2'.*the model needs .*'environments: 1'"):
+        model.load_replay_buffer(tmp_path / "replay")
+
+
 def test_another_counter_counts_from_nothing(tmp_path):
     model = CBSQL("MlpPolicy", "CartPole-v1", policy_kwargs=SMALL, **QUICK).learn(40)
     model.save(tmp_path / "model")

@@ -422,7 +422,7 @@ def test_stacks_that_do_not_overlap_are_refused_and_leave_nothing_behind():
     wrong = frames[:, 2:6].copy()
     wrong[1, 2, 4, 4] ^= 1
     before = pickle.dumps(buffer)
-    with pytest.raises(ValueError, match=r"next_obs of environment 1 .*buffers\.ReplayBuffer"):
+    with pytest.raises(ValueError, match=r"environment 1 .*replay_buffer_class=Replay"):
         buffer.add(frames[:, 1:5], wrong, *rest)
     assert pickle.dumps(buffer) == before
     with pytest.raises(ValueError, match=r"shape \(2, 5, 5, 4\)"):

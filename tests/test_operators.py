@@ -163,6 +163,10 @@ def test_gradient_is_finite_in_every_branch_of_a_mixed_batch(q, beta):
 def test_policy_is_shared_between_equal_best_actions():
     q = torch.tensor([1.0, 3.0, 3.0, 2.0])
     assert soft_policy(q, math.inf).tolist() == [0, 0.5, 0.5, 0]
+    for huge in (1e39, torch.tensor(1e39, dtype=torch.float64)):  # no number of 32 bits is so large
+        assert soft_policy(q.float(), huge).tolist() == [0, 0.5, 0.5, 0]
+        assert mellowmax(q.float(), huge) == q.max()
+    assert mellowmax(q.float(), 1e-300) == pytest.approx(float(q.mean()))
     assert soft_policy(q, 0.0).tolist() == [0.25] * 4
 
 

@@ -558,6 +558,14 @@ def test_the_counted_batch_is_the_learned_batch_before_normalisation():
     )
 
 
+def test_going_back_forgets_the_priorities_of_what_came_after():
+    buffer, players = make_and_play(PrioritizedReplayBuffer, 4, 20)
+    state = buffer.state_dict()
+    play([buffer], players, 10)
+    buffer.load_state_dict(state)
+    assert buffer._tree.get(range(20)).tolist() == [1.0] * 4 + [0.0] * 16
+
+
 def test_saving_and_loading_keeps_priorities_and_draws():
     buffer, _ = make_and_play(PrioritizedReplayBuffer, 30, 20)
     buffer.update_priorities(np.arange(20), np.arange(20))

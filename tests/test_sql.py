@@ -1,6 +1,8 @@
 """SQL and CBSQL: against SB3's DQN, naive targets, and the order of Algorithm 1."""
 
 import math
+import re
+import warnings
 
 import gymnasium as gym
 import numpy as np
@@ -21,6 +23,7 @@ from test_frame_replay import Drift
 from cbsql import CBSQL, SQL
 from cbsql.counts import CTS, ExactCounter, PixelCounter, SimHash
 from cbsql.deep.sql import DivergenceError
+from cbsql.envs import make_atari_vec_env
 from cbsql.operators import mellowmax
 from cbsql.replay import FrameReplayBuffer, IndexedReplayBuffer
 from cbsql.temperature import Constant, CountBased, Greedy, Linear, Temperature
@@ -192,7 +195,7 @@ def test_a_counter_that_is_given_is_used_though_it_is_empty(tmp_path):
         assert len(counter) > 0
     model = CBSQL("MlpPolicy", "CartPole-v1", counter=SimHash(4, k=3), **QUICK).learn(60)
     model.save(tmp_path / "model")
-    with pytest.raises(ValueError, match="k"):
+    with pytest.raises(ValueError, match="k"), pytest.warns(UserWarning, match="handed in"):
         CBSQL.load(tmp_path / "model")  # with the counter it would choose
     own = CountBased(SimHash(4, k=3))
     loaded = CBSQL.load(tmp_path / "model", temperature=own)
@@ -219,11 +222,64 @@ def test_a_counter_given_by_name_is_made_again_by_load(name, env, tmp_path):
     np.testing.assert_array_equal(loaded.temperature.beta(states), model.temperature.beta(states))
 
 
+@pytest.mark.parametrize("own", [SimHash(4, standardize=True), CountBased(SimHash(4)).counter])
+def test_a_counter_that_was_handed_in_is_named_when_load_replaces_it(own, tmp_path):
+    model = CBSQL("MlpPolicy", "CartPole-v1", counter=own, **QUICK).learn(60)
+    model.save(tmp_path / "model")
+    with pytest.warns(UserWarning, match=re.escape(f"learnt with {own!r}, which was handed in")):
+        CBSQL.load(tmp_path / "model")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        CBSQL.load(tmp_path / "model", temperature=CountBased(SimHash(4)))
+        CBSQL("MlpPolicy", "CartPole-v1", **QUICK).save(tmp_path / "usual")
+        CBSQL.load(tmp_path / "usual")
+
+
+def test_the_memory_of_a_counter_is_no_reason_to_refuse_a_file(tmp_path):
+    env = make_atari_vec_env("pong", seed=0)
+    arguments = {**QUICK, "policy_kwargs": {"net_arch": [8]}}
+    model = CBSQL("CnnPolicy", env, counter="coin-flip", **arguments).learn(25)
+    model.save(tmp_path / "model")
+    loaded = CBSQL.load(tmp_path / "model")
+    states = model.replay_buffer.sample(8).observations
+    np.testing.assert_array_equal(loaded.temperature.beta(states), model.temperature.beta(states))
+
+
+def test_three_grey_frames_are_no_colours():
+    env = VecFrameStack(DummyVecEnv([Drift]), 3, channels_order="last")
+    model = CBSQL("CnnPolicy", VecTransposeImage(env), **QUICK)
+    rng = np.random.default_rng(0)
+    first, second = rng.integers(256, size=(2, 1, 3, 36, 36), dtype=np.uint8)
+    first[:, -1] = second[:, -1]  # the newest
+    symbols = model.temperature.counter.symbols
+    np.testing.assert_array_equal(symbols(first), symbols(second))
+    given = PixelCounter(CTS((36, 36)), model.observation_space, frame_channels=3)
+    assert CBSQL("CnnPolicy", env, counter=given, **QUICK).temperature.counter is given
+
+
+def test_tensorboard_has_folders_of_the_algorithms_name(tmp_path):
+    for kind in (SQL, CBSQL, CBSQL):
+        kind("MlpPolicy", "CartPole-v1", tensorboard_log=str(tmp_path), **QUICK).learn(5)
+    assert {path.name for path in tmp_path.iterdir()} == {"SQL_1", "CBSQL_1", "CBSQL_2"}
+
+
+def test_sb3s_buffer_of_several_steps_follows_the_model(tmp_path):
+    arguments = {"handle_timeout_termination": True}
+    model = SQL("MlpPolicy", "CartPole-v1", n_steps=3, replay_buffer_kwargs=arguments, **QUICK)
+    assert arguments == {"handle_timeout_termination": True}
+    assert (model.replay_buffer.n_steps, model.replay_buffer.gamma) == (3, 0.99)
+    model.save(tmp_path / "model")
+    loaded = SQL.load(tmp_path / "model", n_steps=2, gamma=0.5)
+    assert (loaded.replay_buffer.n_steps, loaded.replay_buffer.gamma) == (2, 0.5)
+    assert type(SQL.load(tmp_path / "model", n_steps=1).replay_buffer) is ReplayBuffer
+
+
 def test_a_counter_put_in_the_place_of_a_named_one_has_no_name(tmp_path):
     model = CBSQL("MlpPolicy", "CliffWalking-v1", counter="simhash", **QUICK)
     model.temperature.counter = ExactCounter()  # the default
     model.save(tmp_path / "model")
-    assert type(CBSQL.load(tmp_path / "model").temperature.counter) is ExactCounter
+    with pytest.warns(UserWarning, match="handed in"):
+        assert type(CBSQL.load(tmp_path / "model").temperature.counter) is ExactCounter
 
 
 def test_what_is_counted_is_checked_by_load_too(tmp_path):

@@ -87,7 +87,8 @@ class CoinFlipNetwork:
         self._variance = torch.ones(coins, device=self.device)
         self._flips = torch.zeros(memory, coins, dtype=torch.int8, device=self.device)
         self._seen = {
-            key: torch.zeros(memory, *shape, dtype=dtype, device=self.device)
+            # NumPy's zeros take no memory before they are written to.
+            key: torch.from_numpy(np.zeros((memory, *shape), dtype)).to(self.device)
             for key, (shape, dtype) in self._parts.items()
         }
 
@@ -211,7 +212,7 @@ class CoinFlipNetwork:
             raise ValueError(
                 "Observations must be a batch of at least one state, with one row each."
             )
-        for key, (shape, dtype) in self._parts.items():
+        for key, (shape, _) in self._parts.items():
             value = states[key]
             if shape == () and value.shape[1:] == (1,):  # of Discrete, as replay buffers have it
                 value = value.squeeze(1)
@@ -221,7 +222,7 @@ class CoinFlipNetwork:
                 )
             if value.is_floating_point() and not value.isfinite().all():
                 raise ValueError("Observations must be finite, got NaN or infinity.")
-            states[key] = value.to(dtype)
+            states[key] = value.to(self._seen[key].dtype)
         return states
 
 
@@ -248,7 +249,7 @@ def _network(space: spaces.Space[Any], hidden: int, outputs: int) -> nn.Sequenti
     )
 
 
-def _parts(space: spaces.Space[Any]) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
+def _parts(space: spaces.Space[Any]) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape and type of the arrays of a state."""
     parts = space.spaces if isinstance(space, spaces.Dict) else {"": space}
     arrays = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -257,7 +258,4 @@ def _parts(space: spaces.Space[Any]) -> dict[str, tuple[tuple[int, ...], torch.d
             f"CoinFlipNetwork takes Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these, "
             f"got {space}."
         )
-    return {
-        key: (part.shape or (), torch.from_numpy(np.empty(0, part.dtype)).dtype)
-        for key, part in parts.items()
-    }
+    return {key: (part.shape or (), np.dtype(part.dtype)) for key, part in parts.items()}

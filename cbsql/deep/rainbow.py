@@ -30,7 +30,8 @@ class Rainbow(SQL):
     """DQN with six extensions, each of which can be turned off, at any inverse temperature.
 
     ``temperature=Greedy()``, the default, is Rainbow as published; ``CountBased()`` makes it
-    Rainbow-CBSQL. It takes all arguments of :class:`stable_baselines3.DQN`, and by name:
+    Rainbow-CBSQL. It takes all arguments of :class:`stable_baselines3.DQN`, ``n_steps`` and what
+    follows it by name, and by name:
 
     :param temperature: any of :mod:`cbsql.temperature`
     :param double: choose the policy by the online network, judge it by the target network
@@ -76,7 +77,7 @@ class Rainbow(SQL):
             n_steps = 4 if isinstance(temperature, Greedy) else 1
         if noisy:
             kwargs = {"exploration_initial_eps": 0.0, "exploration_final_eps": 0.0, **kwargs}
-        self.prioritized = prioritized
+        self.prioritized = bool(prioritized)
         self.priority_exponent = priority_exponent
         self.importance_exponent = importance_exponent
         parts = dict(zip(self._parts, (dueling, categorical, noisy), strict=True))

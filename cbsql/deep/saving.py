@@ -139,6 +139,9 @@ class SafeDQN(DQN):
             raise ValueError(
                 f"The file has the policy_kwargs {stored}, not those specified: {specified}."
             )
+        for name in kwargs.keys() & {*cls._parts}:
+            if kwargs.pop(name) != stored.get(name):
+                raise ValueError(f"load() cannot change {name}: the file's networks are built so.")
         if env is not None:
             env = cls._wrap_env(env, data.get("verbose", 0))
             check_for_correct_spaces(env, data["observation_space"], data["action_space"])
@@ -149,12 +152,22 @@ class SafeDQN(DQN):
         left_out = vars(model).keys() - data.keys() - {*model._excluded_save_params()}
         data |= {name: value for name, value in given.items() if name in left_out}
         del model.temperature  # made anew from the configuration in the file, if none is given
+        if kwargs.get("prioritized", data.get("prioritized")) != data.get("prioritized"):
+            data["replay_buffer_class"] = None  # it was chosen by that
         vars(model).update(data, **kwargs)
         with files.blame(path), document.budget():
             model._setup_model()
         saved = data.get("temperature_config", {}).get("kind")
         same_kind = model.temperature.config()["kind"] == saved
         another = "temperature" in kwargs
+        handed_in = data.get("temperature_config", {}).get("handed_in")
+        if same_kind and handed_in and not another:
+            warnings.warn(
+                f"{path} was learnt with {files.printable(handed_in)}, which was handed in, and "
+                f"has its counts only: load() goes on with {model.temperature!r}. If that is "
+                "another counter, pass temperature=CountBased(counter, kappa=...).",
+                stacklevel=2,
+            )
         model._load_parameters(path, document, True, temperature=same_kind and not another)
         if same_kind and another:
             with files.blame(path):
@@ -245,7 +258,10 @@ class SafeDQN(DQN):
             super().load_replay_buffer(path, truncate_last_traj)
         else:
             buffer = load_replay(path, self.env, self.device)
-            stored, mine = ((one.observation_space, one.action_space) for one in (buffer, self))
+            stored, mine = (
+                (one.observation_space, one.action_space, f"environments: {one.n_envs}")
+                for one in (buffer, self)
+            )
             if stored != mine:
                 raise files.FileError(
                     f"{path} has transitions of {stored}, the model needs {mine}."

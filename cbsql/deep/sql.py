@@ -3,21 +3,27 @@
 import copy
 import math
 import warnings
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch as th
 from gymnasium import spaces
-from stable_baselines3.common.type_aliases import DictReplayBufferSamples, ReplayBufferSamples
+from stable_baselines3.common.buffers import NStepReplayBuffer
+from stable_baselines3.common.type_aliases import (
+    DictReplayBufferSamples,
+    MaybeCallback,
+    ReplayBufferSamples,
+)
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
-from cbsql.counts import default_counter, fit_counter, named_counter
+from cbsql.counts import PixelCounter, default_counter, fit_counter, named_counter
 from cbsql.deep.optim import clipped_step
 from cbsql.deep.saving import SafeDQN
 from cbsql.operators import kl_cost, kl_from_uniform, mellowmax, soft_policy, soft_value
 from cbsql.replay import FrameReplayBuffer, IndexedReplayBuffer, stacked_frames
 from cbsql.temperature import Constant, CountBased, Counter, Temperature, from_config
 
+Model = TypeVar("Model", bound="SQL")
 Batch = ReplayBufferSamples | DictReplayBufferSamples
 LOSSES = {"mse": F.mse_loss, "huber": F.smooth_l1_loss}
 COUNTED = ("updates", "visits")
@@ -62,44 +68,55 @@ class SQL(SafeDQN):
     ) -> None:
         if beta is not None and temperature is not None:
             raise ValueError(f"Give beta ({beta}) or temperature ({temperature}), not both.")
-        if loss not in LOSSES:
-            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, not {loss!r}.")
         if temperature is None:
             temperature = Constant(100.0 if beta is None else beta)
         self.temperature_config = temperature.config()
         self.temperature = temperature
         self.loss = loss
-        self.double = double
-        self.soft_n_step = soft_n_step
+        self.double = bool(double)  # load() wants the kind that the default has
+        self.soft_n_step = bool(soft_n_step)
         self.counted = counted
         self._last_update: tuple[Batch, float | th.Tensor] | None = None
         super().__init__(*args, **kwargs)
 
     def _setup_model(self) -> None:
-        if self.counted not in COUNTED:  # asked here, where load() comes by
+        # Asked here, where load() comes by.
+        if self.loss not in LOSSES:
+            raise ValueError(f"loss must be one of {', '.join(LOSSES)}, not {self.loss!r}.")
+        if self.counted not in COUNTED:
             raise ValueError(f"counted must be one of {', '.join(COUNTED)}, not {self.counted!r}.")
         self._choose_replay()
-        given = self.replay_buffer_kwargs
+        given, buffer_class = self.replay_buffer_kwargs, self.replay_buffer_class
         with warnings.catch_warnings():
+            self.replay_buffer_kwargs = dict(given)  # SB3 writes to it
             if self._own_replay():
                 self.replay_buffer_kwargs = {**self._replay_arguments(), **given}
                 # SB3 warns that its n_steps has no effect on a given class of buffer; it has.
                 warnings.filterwarnings("ignore", message="`n_steps=")
             super()._setup_model()
-        self.replay_buffer_kwargs = given  # saved as given: a loaded model may have another gamma
+        # Saved as given: a loaded model may have another gamma, or returns of another length.
+        self.replay_buffer_kwargs = given
+        if self.replay_buffer_class is NStepReplayBuffer:
+            self.replay_buffer_class = buffer_class
         if not hasattr(self, "temperature"):  # as load() has it
             self.temperature = from_config(self.temperature_config)
         if isinstance(self.temperature, CountBased):
-            counter = self.temperature.counter
-            if counter is None:  # an empty one is false
-                self.temperature = copy.copy(self.temperature)  # others may be given the same
-                name = self.temperature.counter_name
-                counter = (
-                    default_counter(self.observation_space)
-                    if name is None
-                    else named_counter(name, self.observation_space)
-                )
-            self.temperature.install(fit_counter(counter, self.observation_space))
+            self._install_counter(self.temperature)
+
+    def _install_counter(self, temperature: CountBased) -> None:
+        """Have it count with what was handed in, what is named, or what fits the observations."""
+        space, buffer = self.observation_space, self.replay_buffer
+        counter = given = temperature.counter
+        if counter is None:  # an empty one is false
+            self.temperature = temperature = copy.copy(temperature)  # others may be given the same
+            name = temperature.counter_name
+            counter = default_counter(space) if name is None else named_counter(name, space)
+        counter = fit_counter(counter, space)
+        by_us = counter is not given
+        if by_us and isinstance(counter, PixelCounter) and isinstance(buffer, FrameReplayBuffer):
+            # The buffer knows whether three channels are three grey frames or one in colour.
+            counter = PixelCounter(counter.density, space, buffer.frame_channels)
+        temperature.install(counter)
 
     def _choose_replay(self) -> None:
         """Choose a buffer where SB3's own would not do, unless another is asked for.
@@ -143,6 +160,21 @@ class SQL(SafeDQN):
         """Seed SB3's global generators, and this model's own."""
         super().set_random_seed(seed)
         self._rng = np.random.default_rng(seed)
+
+    def learn(
+        self: Model,
+        total_timesteps: int,
+        callback: MaybeCallback = None,
+        log_interval: int = 4,
+        tb_log_name: str | None = None,
+        reset_num_timesteps: bool = True,
+        progress_bar: bool = False,
+    ) -> Model:
+        """As SB3 learns, with TensorBoard's folders called after the class."""
+        name = tb_log_name or type(self).__name__
+        return super().learn(
+            total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar
+        )
 
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Algorithm 1 of the paper, its inner loop."""

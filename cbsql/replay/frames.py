@@ -176,8 +176,8 @@ class FrameReplayBuffer(IndexedReplayBuffer):
                 f"next_obs of environment {broken_env} is not obs moved on by one frame: the older "
                 f"{self._stack - 1} frames of next_obs must be the newer {self._stack - 1} of obs "
                 f"(observations of shape {self.obs_shape}, stack on the first axis, oldest frame "
-                "first). For observations that are not stacked frames use "
-                "stable_baselines3.common.buffers.ReplayBuffer."
+                "first). For observations that are not stacked frames give the algorithm "
+                "replay_buffer_class=ReplayBuffer, of stable_baselines3.common.buffers."
             )
         self.actions[row] = action.reshape(self.n_envs, self.action_dim)
         self.rewards[row] = reward

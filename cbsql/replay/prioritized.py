@@ -153,6 +153,7 @@ class PrioritizedReplayBuffer(IndexedReplayBuffer):
         super().load_state_dict(state)
         if not 0 < state["max_priority"] < np.inf or not np.all(state["leaves"] > 0):
             raise ValueError("Priorities must be positive.")
+        self._tree.fill(0, self.buffer_size * self.n_envs, 0.0)  # what is there may be of more rows
         self._tree.set(self._stored(), state["leaves"])
         self._max_priority = state["max_priority"]
 
