@@ -6,6 +6,7 @@ plugs into any learner that backs up with :func:`cbsql.operators.mellowmax`.
 """
 
 import math
+import warnings
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -195,6 +196,13 @@ def from_config(config: dict[str, Any]) -> Temperature:
         raise ValueError(
             f"{config['kind']} is not a temperature of cbsql: pass it as temperature= to load(), "
             "since a file holds numbers and no code."
+        )
+    if "handed_in" in config:
+        warnings.warn(
+            f"The counter {config['handed_in']!r} was an object of its own, and files have counts "
+            "only. Unless it is the default one for the observations, pass "
+            "temperature=CountBased(counter, kappa=...) to load().",
+            stacklevel=2,
         )
     return kinds[config["kind"]](**known)
 

@@ -36,7 +36,8 @@ s = counter.state_dict()
 """,
     "files.md": """
 import gymnasium
-from cbsql import CBSQL, files
+from cbsql import CBSQL, TabularSQL, files
+table = TabularSQL("cbsql/ChainWalk-v0").learn(5)
 env = gymnasium.make("CartPole-v1")
 model = CBSQL("MlpPolicy", env, buffer_size=100, learning_starts=10)
 model.learn(20)

@@ -195,7 +195,10 @@ def test_a_counter_that_is_given_is_used_though_it_is_empty(tmp_path):
         assert len(counter) > 0
     model = CBSQL("MlpPolicy", "CartPole-v1", counter=SimHash(4, k=3), **QUICK).learn(60)
     model.save(tmp_path / "model")
-    with pytest.raises(ValueError, match="k"), pytest.warns(UserWarning, match="handed in"):
+    with (
+        pytest.raises(ValueError, match="k"),
+        pytest.warns(UserWarning, match="an object of its own"),
+    ):
         CBSQL.load(tmp_path / "model")  # with the counter it would choose
     own = CountBased(SimHash(4, k=3))
     loaded = CBSQL.load(tmp_path / "model", temperature=own)
@@ -226,7 +229,7 @@ def test_a_counter_given_by_name_is_made_again_by_load(name, env, tmp_path):
 def test_a_counter_that_was_handed_in_is_named_when_load_replaces_it(own, tmp_path):
     model = CBSQL("MlpPolicy", "CartPole-v1", counter=own, **QUICK).learn(60)
     model.save(tmp_path / "model")
-    with pytest.warns(UserWarning, match=re.escape(f"learnt with {own!r}, which was handed in")):
+    with pytest.warns(UserWarning, match=re.escape(f"The counter {repr(own)!r} was an object")):
         CBSQL.load(tmp_path / "model")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -278,7 +281,7 @@ def test_a_counter_put_in_the_place_of_a_named_one_has_no_name(tmp_path):
     model = CBSQL("MlpPolicy", "CliffWalking-v1", counter="simhash", **QUICK)
     model.temperature.counter = ExactCounter()  # the default
     model.save(tmp_path / "model")
-    with pytest.warns(UserWarning, match="handed in"):
+    with pytest.warns(UserWarning, match="an object of its own"):
         assert type(CBSQL.load(tmp_path / "model").temperature.counter) is ExactCounter
 
 

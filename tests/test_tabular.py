@@ -8,11 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors.torch import save_file
 from stable_baselines3.common.evaluation import evaluate_policy
 from stable_baselines3.common.monitor import Monitor
 
-from cbsql import TabularSQL
+from cbsql import SQL, TabularSQL, files
 from cbsql._vector_math import expm1, log, log1p
 from cbsql.counts import SimHash
 from cbsql.operators import mellowmax
@@ -118,8 +117,8 @@ def test_spaces_that_do_not_start_at_zero():
 @pytest.mark.parametrize("make", TEMPERATURES)
 def test_a_loaded_learner_goes_on_as_the_saved_one(tmp_path, make):
     saved = TabularSQL(gym.make(**FROZEN_LAKE), make(), seed=3).learn(500)
-    saved.save(tmp_path / "model.safetensors")
-    loaded = TabularSQL.load(tmp_path / "model.safetensors", gym.make(**FROZEN_LAKE))
+    saved.save(tmp_path / "model")
+    loaded = TabularSQL.load(tmp_path / "model", gym.make(**FROZEN_LAKE))
     assert repr(loaded.temperature) == repr(saved.temperature)
     for learner in (saved, loaded):
         learner.learn(500)
@@ -152,9 +151,14 @@ def test_bad_arguments_are_refused(arguments, named):
 
 
 def test_a_foreign_file_or_another_environment_is_refused(tmp_path):
-    path = tmp_path / "foreign.safetensors"
-    save_file({"q": torch.zeros(2)}, path)
-    with pytest.raises(ValueError, match="not one of TabularSQL"):
+    path = tmp_path / "foreign.zip"
+    SQL("MlpPolicy", "CartPole-v1", buffer_size=10).save(path)
+    with pytest.raises(files.FileError, match="of the kind 'model', not 'tabular'"):
+        TabularSQL.load(path, "FrozenLake-v1")
+    learner = TabularSQL("FrozenLake-v1").learn(1)
+    learner.q = learner.q.astype(np.float32)
+    learner.save(path)
+    with pytest.raises(files.FileError, match="cannot be loaded: it has a table of"):
         TabularSQL.load(path, "FrozenLake-v1")
     TabularSQL("FrozenLake-v1").learn(1).save(path)
     with pytest.raises(ValueError, match=r"\(16, 4\)"):

@@ -160,14 +160,6 @@ class SafeDQN(DQN):
         saved = data.get("temperature_config", {}).get("kind")
         same_kind = model.temperature.config()["kind"] == saved
         another = "temperature" in kwargs
-        handed_in = data.get("temperature_config", {}).get("handed_in")
-        if same_kind and handed_in and not another:
-            warnings.warn(
-                f"{path} was learnt with {files.printable(handed_in)}, which was handed in, and "
-                f"has its counts only: load() goes on with {model.temperature!r}. If that is "
-                "another counter, pass temperature=CountBased(counter, kappa=...).",
-                stacklevel=2,
-            )
         model._load_parameters(path, document, True, temperature=same_kind and not another)
         if same_kind and another:
             with files.blame(path):

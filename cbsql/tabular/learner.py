@@ -1,7 +1,6 @@
 """Soft Q-learning with a table, for any environment with discrete observations and actions."""
 
 import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,8 @@ import torch
 from gymnasium import spaces
 from numpy.typing import NDArray
 from rich.progress import track
-from safetensors import safe_open
-from safetensors.torch import save_file
 
+from cbsql import files
 from cbsql.counts import named_counter
 from cbsql.tabular.rule import find, soft_update
 from cbsql.temperature import CountBased, Temperature, from_config
@@ -107,18 +105,16 @@ class TabularSQL:
         return actions.reshape(states.shape) + self._first_action, state
 
     def save(self, path: str | Path) -> None:
-        """Write one safetensors file: the table, the temperature's state, and the settings."""
-        settings = {
-            "learning_rate": self.learning_rate,
-            "gamma": self.gamma,
-            "epsilon": self.epsilon,
-            "num_timesteps": self.num_timesteps,
-            "rng": self._rng.bit_generator.state,
-            "temperature": self.temperature.config(),
-        }
-        state = {f"temperature.{k}": v for k, v in self.temperature.state_dict().items()}
-        tensors = {"q": torch.from_numpy(self.q), **state}
-        save_file(tensors, path, {"cbsql.TabularSQL": json.dumps(settings)})
+        """Write one file of numbers: the table, the temperature's state, and the settings."""
+        document = files.Document("tabular")
+        for name in ("learning_rate", "gamma", "epsilon"):
+            document[name] = getattr(self, name)
+        document["num_timesteps"] = self.num_timesteps
+        document["rng"] = self._rng.bit_generator.state
+        document["q"] = torch.from_numpy(self.q)
+        document["temperature"] = self.temperature.config()
+        document["counts"] = self.temperature.state_dict()
+        document.write(path, "zip")
 
     @classmethod
     def load(
@@ -132,27 +128,21 @@ class TabularSQL:
         A temperature that is not this package's, or counts with a counter that is neither the
         default one nor has a name, has to be given: files hold numbers, never code.
         """
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if "cbsql.TabularSQL" not in metadata:
-                raise ValueError(f"{path} is a safetensors file, but not one of TabularSQL.")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        settings = json.loads(metadata["cbsql.TabularSQL"])
-        num_timesteps, rng = settings.pop("num_timesteps"), settings.pop("rng")
-        saved = settings.pop("temperature")
-        temperature = from_config(saved) if temperature is None else temperature
-        learner = cls(env, temperature, **settings)
-        q = tensors.pop("q").numpy()
-        if q.shape != learner.q.shape:
-            raise ValueError(
-                f"{path} has a table of (states, actions) = {q.shape}; this environment needs "
-                f"{learner.q.shape}."
-            )
-        learner.q, learner.num_timesteps = q, num_timesteps
-        learner._rng.bit_generator.state = rng
-        learner.temperature.load_state_dict(
-            {name.removeprefix("temperature."): tensor for name, tensor in tensors.items()}
-        )
+        document = files.read(path, "tabular", "zip")
+        with files.blame(path):
+            if temperature is None:
+                temperature = from_config(document["temperature"])
+            settings = {name: document[name] for name in ("learning_rate", "gamma", "epsilon")}
+            learner = cls(env, temperature, **settings)
+            q = document["q"].numpy()
+            if (q.shape, q.dtype) != (learner.q.shape, learner.q.dtype):
+                raise ValueError(
+                    f"it has a table of (states, actions) = {q.shape}; this environment needs "
+                    f"{learner.q.shape}."
+                )
+            learner.q, learner.num_timesteps = q, document["num_timesteps"]
+            learner._rng.bit_generator.state = document["rng"]
+            learner.temperature.load_state_dict(document["counts"])
         return learner
 
     def _act(self, state: int, epsilon: float | None = None) -> int:
