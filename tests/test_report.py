@@ -184,8 +184,12 @@ def test_runs_of_as_many_steps_have_a_table_of_their_own(tmp_path):
     assert rows == ["| breakout | Rainbow | 10.2 ± 4.9 | 1 | 9.00 ± 0 | −1.20 | | | 25.5 |"]
 
 
-def test_the_documentation_has_the_tables_of_the_results():
-    tables = make_tables(collect([ROOT / "results"]))
+def test_what_is_kept_of_the_report_is_that_of_the_results():
+    found, kept = collect([ROOT / "results"]), ROOT / "results" / "report"
+    again = "cbsql report results --out results/report"
+    assert make_page(found, kept) == (kept / "index.html").read_text(), again
+    tables = make_tables(found)
+    assert tables == (kept / "tables.md").read_text(), again
     assert tables.strip() in (ROOT / "docs" / "reproduction.md").read_text()
 
 
