@@ -124,7 +124,8 @@ def _label(path: PathLike) -> str:
 @contextmanager
 def whole_file(path: pathlib.Path) -> Iterator[IO[bytes]]:
     """Write a file so that it is there completely or not at all, also after a power cut."""
-    unfinished = path.with_name(f".unfinished-{path.name}")
+    # With an ending of its own: a killed process leaves it, and nobody may take it for the file.
+    unfinished = path.with_name(f"{path.name}.unfinished")
     try:
         with unfinished.open("wb") as file:
             yield file

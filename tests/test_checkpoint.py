@@ -5,6 +5,7 @@ import json
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,6 +204,40 @@ def test_a_full_disk_leaves_the_last_checkpoint_usable(tmp_path):
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not list(tmp_path.glob("*unfinished*"))
     assert Checkpoints(tmp_path).load({"r": Ring(np.zeros((1000, 2)), 0)})[0]["name"] == "d"
+
+
+def test_whatever_a_killed_process_leaves_is_gone_on_from(tmp_path, monkeypatch):
+    """At every moment of a save there is this checkpoint or, whole, the one before."""
+    left = []
+
+    def keep(folder, newest):
+        for part in (0, 0.5, 1):  # of what is not yet sure to be on disk
+            left.append((tmp_path / str(len(left)), newest))
+            shutil.copytree(folder, left[-1][0])
+            for path in left[-1][0].glob("*unfinished*"):
+                path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
+
+    folder, ring, saved = tmp_path / "run", Written(1000), None
+    store = Checkpoints(folder)
+    for owner, method in ((os, "fsync"), (Path, "replace"), (Path, "unlink")):
+        original = getattr(owner, method)
+
+        def moment(*arguments, original=original, **options):
+            keep(folder, saved)
+            original(*arguments, **options)
+
+        monkeypatch.setattr(owner, method, moment)
+    for name in "abc":
+        ring.add(400)
+        store.save(name, {"name": name}, {"r": ring.ring()})
+        saved = name
+    assert len(left) > 100
+    for copy, newest in left:
+        rows = np.zeros((1000, 2), np.int64)
+        found = Checkpoints(copy).load({"r": Ring(rows, 0)})
+        state, damages = found or ({"name": None}, [])
+        assert damages == []
+        assert state["name"] in (newest, chr(ord(newest or "`") + 1))
 
 
 def test_one_folder_one_process(tmp_path):
