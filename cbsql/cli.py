@@ -223,7 +223,8 @@ def _sweep(
 def train(
     game: Annotated[str, typer.Argument(help="An Atari game, Id-v0 or module:Id-v0 of Gymnasium.")],
     algorithm: Annotated[
-        str, typer.Option(help="dqn|sql|cbsql|rainbow|rainbow-sql|rainbow-cbsql|munchausen")
+        str,
+        typer.Option(help="dqn, sql, cbsql, rainbow, rainbow-sql, rainbow-cbsql or munchausen."),
     ] = "cbsql",
     frames: Annotated[
         str, typer.Option(help="Training time, e.g. 500K or 3M; Atari shows 4 frames a step.")
@@ -302,12 +303,18 @@ def train(
         command = shlex.join(["cbsql", *sys.argv[1:]])
         try:
             with _input_errors():
-                runner.train(spec, folder, command, report, checkpoint_seconds)
+                model = runner.train(spec, folder, command, report, checkpoint_seconds)
         except runner.StoppedError as stop:
             console.print(str(stop), markup=False, soft_wrap=True)
             raise typer.Exit(REQUEUE) from None
         except (CheckpointError, DivergenceError) as error:
             _refuse(str(error), code=1)
+    if not model._n_updates:
+        console.print(
+            f"Nothing was learnt: its {steps} steps ended before learning_starts "
+            f"({model.learning_starts}). Give it more --frames.",
+            markup=False,
+        )
     console.print(f"Trained. Test it with [bold]cbsql evaluate {folder}[/bold].")
 
 
@@ -374,7 +381,8 @@ def bench(
         list[str] | None, typer.Option(help="loops|growth|batches|pair; all if none is given.")
     ] = None,
     game: Annotated[
-        list[str] | None, typer.Option(help="Of loops: breakout|MinAtar/Breakout-v1|CartPole-v1.")
+        list[str] | None,
+        typer.Option(help="Of loops: breakout, MinAtar/Breakout-v1 or CartPole-v1."),
     ] = None,
     threads: Annotated[int, typer.Option(help="Torch threads.", min=1)] = 2,
     blocks: Annotated[int, typer.Option(help="Turns that each figure is a median of.", min=1)] = 9,
@@ -453,11 +461,15 @@ def _open_run(run: Path) -> "tuple[RunSpec, Callable[[], SQL]]":
 
     if not (run / "run.json").is_file():
         raise ValueError(f"{run} is not the folder of a run: it has no run.json.")
+    if (run / "curves.csv").is_file():
+        raise ValueError(f"{run} is a chain-walk experiment, which leaves no model.")
     if not (run / "model.zip").is_file():
         raise ValueError(f"The run in {run} has no model.zip: it is not finished yet.")
     try:
-        fields = json.loads((run / "run.json").read_text())["spec"]
-        spec = RunSpec(**{**fields, "settings": {}})
+        record = json.loads((run / "run.json").read_text())
+        spec = RunSpec(**{**record["spec"], "settings": {}})
+        if not record["finished"]:
+            console.print(f"The run in {run} is not finished: this is where it was stopped.")
     except (KeyError, TypeError, UnicodeError, json.JSONDecodeError) as error:
         raise ValueError(f"{run / 'run.json'} is damaged: {error}.") from None
     return spec, lambda: spec.learner.load(run / "model.zip", buffer_size=1)

@@ -412,6 +412,8 @@ def decode(
             arguments = inner(fields)
             if name == "Dict":  # Gymnasium would sort a plain dict
                 arguments["spaces"] = OrderedDict(arguments["spaces"])
+            if name == "Discrete" and arguments["dtype"] == np.int64:
+                del arguments["dtype"]  # the only one there was before Gymnasium 1.2.2
             return _KINDS[name](**arguments)
     raise ValueError(f"it has a value of the unknown kind {value['$']!r}.")
 

@@ -6,6 +6,7 @@ with one value for each row of ``q`` (its shape without the last dimension).
 
 import math
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -135,6 +136,8 @@ def _per_row(beta: float | Tensor, q: Tensor) -> Tensor:
 
     The values of a tensor are not checked: on an accelerator that would wait for the device.
     """
+    if isinstance(beta, np.ndarray):  # as temperatures say it
+        beta = torch.from_numpy(beta)
     if not isinstance(beta, Tensor):
         if not beta >= 0:
             raise ValueError(f"beta must be a number from 0 to inf, not {beta!r}.")

@@ -230,7 +230,10 @@ def test_bad_input_is_refused_at_once():
     for action in (6, -1):
         with pytest.raises(ValueError, match=r"Discrete\(6\)"):
             env.step([action])
+    with pytest.raises(ValueError, match="There are 1 games"):
+        env.step([0, 1])
     env.step([5])
+    assert env.episodes()[0]["actions"] == [5]
     with pytest.raises(AttributeError, match="not Python objects"):
         env.env_method("reset")
 

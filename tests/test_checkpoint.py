@@ -22,15 +22,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file
 from stable_baselines3.common.buffers import ReplayBuffer
+from stable_baselines3.common.env_util import make_vec_env
 
-from cbsql import checkpoint, files
+from cbsql import SQL, checkpoint, files
 from cbsql.checkpoint import CheckpointError, Checkpoints, Ring, only_process
 from cbsql.deep.sql import DivergenceError
+from cbsql.deep.state import restore_training, training_state
 from cbsql.envs.episodes import ReplayableEpisodes
 from cbsql.experiments import runner
 from cbsql.experiments import spec as presets
 from cbsql.experiments.runner import StoppedError, make_model, status, train
 from cbsql.experiments.spec import RunSpec
+from cbsql.replay import IndexedReplayBuffer
 
 CBSQL = Path(sys.executable).parent / "cbsql"
 
@@ -378,6 +381,27 @@ def test_what_could_keep_a_run_from_going_on(spec, tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(spec, tmp_path)
+
+
+class Succeeds(gym.Wrapper):
+    """CartPole that says at the end of an episode whether it was a success."""
+
+    def step(self, action):
+        observation, reward, terminated, truncated, info = self.env.step(action)
+        if terminated or truncated:
+            info["is_success"] = bool(observation[0] > 0)
+        return observation, reward, terminated, truncated, info
+
+
+def test_rates_of_success_go_on():
+    env = make_vec_env(lambda: Succeeds(gym.make("CartPole-v1")))
+    arguments = {"replay_buffer_class": IndexedReplayBuffer, "seed": 0}
+    model = SQL("MlpPolicy", env, **arguments).learn(200)
+    other = SQL("MlpPolicy", env, **arguments)
+    other._setup_learn(1)
+    restore_training(other, training_state(model))
+    assert len(model.ep_success_buffer) > 5
+    assert list(other.ep_success_buffer) == list(model.ep_success_buffer)
 
 
 def test_a_run_that_cannot_go_on_says_so(tmp_path):

@@ -77,6 +77,15 @@ def test_the_same_command_writes_the_same_numbers(tmp_path):
         (["reproduce", "table2", "--frames", "3"], "3 frames are less than a step, of 4"),
         (["train", "CartPole-v1", "--set", "batch_size"], "name=value"),
         (["train", "CartPole-v1", "--set", "gamma={[]: 1}"], "name=value"),
+        (["train", "CartPole-v1", "--set", "buffer_size=-3"], "buffer_size must be at least 1"),
+        (["train", "CartPole-v1", "--set", "train_freq=0"], "train_freq must be at least 1"),
+        (
+            ["train", "CartPole-v1", "--set", "policy_kwargs={'net_arc': [4]}"],
+            "not 'net_arc'; the nearest is 'net_arch'",
+        ),
+        (["train", "CartPole-v1", "--protocol", "foo"], "one of nature, machado, not 'foo'"),
+        (["train", "CartPole-v1", "--protocol", "machado"], "has no effect on CartPole-v1"),
+        (["reproduce", "table1", "--games", "brekout", "--dry-run"], "Nearest names: breakout"),
         (["train", "CartPole-v1", "--set", "loss=cubic"], "one of mse, huber, not 'cubic'"),
         (["train", "CartPole-v1", "--out", "file/out"], "folder file/out cannot be written"),
         (["sweep", "nowhere.yaml"], "nowhere.yaml cannot be read: No such file or directory"),
@@ -119,6 +128,8 @@ def test_an_interrupted_run_leaves_the_old_results(tmp_path):
 def test_train_then_evaluate(tmp_path):
     done = cbsql("train", "CartPole-v1", "--frames", "1K", "--set", "seed=3", cwd=tmp_path)
     assert done.returncode == 2  # seed is an option of its own
+    done = cbsql("train", "CartPole-v1", "--frames", "300", "--out", "short", cwd=tmp_path)
+    assert "Nothing was learnt: its 300 steps ended" in " ".join(done.stdout.split())
     done = cbsql("train", "CartPole-v1", "--frames", "1K", "--out", "run", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     done = cbsql("evaluate", "run", "--episodes", "3", cwd=tmp_path)

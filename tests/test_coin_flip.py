@@ -55,6 +55,8 @@ def test_generalises_to_near_states_where_exact_counts_cannot():
     [
         spaces.Box(0, 255, (1, 36, 36), np.uint8),
         spaces.Box(0, 1, (4, 4, 2), bool),
+        spaces.Box(0, 9, (2,), np.uint16),
+        spaces.Box(0, 9, (2,), np.uint32),
         spaces.MultiDiscrete([3, 4]),
         spaces.MultiBinary(5),
         spaces.Dict(a=spaces.Box(-1, 1, (3,)), b=spaces.Discrete(2)),

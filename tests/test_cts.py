@@ -244,6 +244,12 @@ def test_threads_give_the_same_bits_and_are_given_back():
     assert numba.get_num_threads() == 1
 
 
+def test_a_model_moves_to_a_machine_with_fewer_threads(monkeypatch):
+    pickled = pickle.dumps(CTS((4, 5), threads=2))
+    monkeypatch.setattr(kernels, "_MAX_THREADS", 1)
+    assert pickle.loads(pickled).threads == 1
+
+
 @VARIANTS
 def test_counts_stay_exact_beyond_2_to_the_24(location_dependent):
     model = CTS((2, 2), levels=2, location_dependent=location_dependent)

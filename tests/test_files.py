@@ -895,3 +895,71 @@ def test_mutated_files_are_refused_or_harmless(way, seed, valid, tmp_path):
                 if way == "model" and i % 3 == 0:  # what no checksum covers does not matter
                     assert equal(found.get_parameters(), SQL.load(valid / way).get_parameters())
     assert loaded < 75
+
+
+def test_weights_move_between_temperatures_or_nothing_moves(tmp_path):
+    CBSQL("MlpPolicy", "CartPole-v1", policy_kwargs=SMALL, **QUICK).learn(40).save(tmp_path / "m")
+    saved = CBSQL.load(tmp_path / "m").policy.state_dict()
+    for other in (
+        CBSQL("MlpPolicy", "CartPole-v1", counter=SimHash(4, k=9), policy_kwargs=SMALL, **QUICK),
+        SQL("MlpPolicy", "CartPole-v1", policy_kwargs=SMALL, **{**QUICK, "seed": 1}),
+    ):
+        before = {name: value.clone() for name, value in other.policy.state_dict().items()}
+        with pytest.raises(FileError, match="m cannot be loaded"):
+            other.set_parameters(tmp_path / "m")
+        assert equal(other.policy.state_dict(), before)
+        with pytest.warns(UserWarning, match="begins without the counts in what is loaded"):
+            other.set_parameters(tmp_path / "m", exact_match=False)
+        assert equal(other.policy.state_dict(), saved)
+
+
+def test_a_file_of_another_algorithm_is_refused(tmp_path):
+    CBSQL("MlpPolicy", "CartPole-v1", policy_kwargs=SMALL, **QUICK).save(tmp_path / "m")
+    with pytest.raises(FileError, match="Rainbow needs a RainbowPolicy, not SafePolicy"):
+        Rainbow.load(tmp_path / "m")
+
+
+def test_replay_with_other_returns_or_priorities_is_refused(tmp_path):
+    def model(**arguments):
+        return SQL("MlpPolicy", "CartPole-v1", policy_kwargs=SMALL, **QUICK, **arguments)
+
+    three, one = model(n_steps=3, gamma=0.9).learn(40), model().learn(40)
+    for stored, loads, named in (
+        (three, one, "returns of 3 steps, gamma=0.9, the model needs 1 step"),
+        (one, three, "returns of 1 step, the model needs 3 steps, gamma=0.9"),
+    ):
+        stored.save_replay_buffer(tmp_path / "r")
+        stored.load_replay_buffer(tmp_path / "r")  # its own is taken
+        with pytest.raises(FileError, match=named):
+            loads.load_replay_buffer(tmp_path / "r")
+    arguments = {"policy_kwargs": SMALL, **QUICK}
+    Rainbow("MlpPolicy", "CartPole-v1", **arguments).learn(40).save_replay_buffer(tmp_path / "r")
+    other = Rainbow("MlpPolicy", "CartPole-v1", priority_exponent=0.0, **arguments)
+    with pytest.raises(FileError, match=r"priority_exponent of 0\.5, the model needs 0\.0"):
+        other.load_replay_buffer(tmp_path / "r")
+
+
+def test_large_hindsight_buffers_load_with_trust_or_smaller(tmp_path):
+    env = BitFlippingEnv(4, continuous=False)
+    arguments = {**QUICK, "buffer_size": 1_100_000, "replay_buffer_class": HerReplayBuffer}
+    model = SQL("MultiInputPolicy", env, policy_kwargs=SMALL, **arguments).learn(30)
+    model.save(tmp_path / "m")
+    model.save_replay_buffer(tmp_path / "r")
+    with pytest.raises(FileError, match="at most 1000000"):
+        SQL.load(tmp_path / "m", env=env)
+    assert SQL.load(tmp_path / "m", env=env, buffer_size=100).replay_buffer.buffer_size == 100
+    loaded = SQL.load(tmp_path / "m", env=env, trust=True)
+    loaded.load_replay_buffer(tmp_path / "r", trust=True)
+    assert loaded.replay_buffer.pos == 30
+
+
+def test_spaces_are_made_as_older_gymnasiums_take_them(tmp_path, monkeypatch):
+    """Before 1.2.2, Discrete had no dtype to choose."""
+    SQL("MlpPolicy", "CartPole-v1", policy_kwargs=SMALL, **QUICK).save(tmp_path / "m")
+    original = spaces.Discrete.__init__
+
+    def older(self, n, seed=None, start=0):
+        original(self, n, seed, start)
+
+    monkeypatch.setattr(spaces.Discrete, "__init__", older)
+    assert SQL.load(tmp_path / "m").action_space == spaces.Discrete(2)

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import mpmath
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -158,6 +159,12 @@ def test_gradient_is_finite_in_every_branch_of_a_mixed_batch(q, beta):
     mellowmax(q, torch.tensor([0.0, beta, math.inf])).sum().backward()
     assert q.grad is not None
     assert torch.isfinite(q.grad).all()
+
+
+def test_betas_may_be_as_a_temperature_says_them():
+    q, beta = torch.randn(3, 2), np.array([0.0, 1.5, math.inf])
+    assert torch.equal(mellowmax(q, beta), mellowmax(q, torch.from_numpy(beta)))
+    assert torch.equal(soft_policy(q, beta), soft_policy(q, torch.from_numpy(beta)))
 
 
 def test_policy_is_shared_between_equal_best_actions():

@@ -598,6 +598,11 @@ def test_smoke_of_sb3s_dqn_with_a_prioritized_buffer_of_two_environments():
         (spaces.Dict({"a": VECTOR}), {}, "one array"),
         (VECTOR, {"optimize_memory_usage": True}, "leave optimize_memory_usage"),
         (VECTOR, {"n_steps": 0}, "n_steps must be at least 1"),
+        (
+            VECTOR,
+            {"rng": np.random.Generator(np.random.Philox(0))},
+            "made by np.random.default_rng",
+        ),
         (VECTOR, {"priority_exponent": -0.1}, "priority_exponent must be from 0 to 1"),
         (VECTOR, {"importance_exponent": 1.1}, "importance_exponent must be from 0 to 1"),
     ],

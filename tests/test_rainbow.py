@@ -18,7 +18,7 @@ from cbsql import Munchausen, Rainbow
 from cbsql.envs import make_atari_vec_env
 from cbsql.experiments.spec import RunSpec, preset
 from cbsql.replay import PrioritizedFrameReplayBuffer, PrioritizedReplayBuffer
-from cbsql.temperature import Constant, CountBased, Greedy
+from cbsql.temperature import Constant, CountBased, Greedy, Linear
 
 PARTS = ("double", "prioritized", "dueling", "categorical", "noisy")
 SMALL = {**QUICK, "policy_kwargs": {"net_arch": [16]}}
@@ -329,3 +329,18 @@ def test_learns_cartpole(make):
     model = Rainbow(base.policy, "CartPole-v1", temperature=make(), seed=0, **base.settings)
     model.learn(50_000)
     assert np.mean([info["r"] for info in model.ep_info_buffer]) > 150
+
+
+def test_exponents_for_the_buffer_are_those_of_the_model():
+    given = {"importance_exponent": 1.0, "priority_exponent": 0.25}
+    model = Rainbow("MlpPolicy", short_cartpole(), replay_buffer_kwargs=given, **SMALL).learn(60)
+    assert (model.importance_exponent, model.priority_exponent) == (1.0, 0.25)
+    buffer = model.replay_buffer
+    assert (buffer.importance_exponent, buffer.priority_exponent) == (1.0, 0.25)
+
+
+@pytest.mark.parametrize("temperature", [CountBased(), Linear(1.0), Greedy()])
+def test_munchausen_has_a_constant_temperature(temperature, tmp_path):
+    Munchausen("MlpPolicy", short_cartpole(), **SMALL).save(tmp_path / "m")
+    with pytest.raises(ValueError, match="defined with a Constant temperature"):
+        Munchausen.load(tmp_path / "m", temperature=temperature)

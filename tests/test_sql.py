@@ -1,8 +1,10 @@
 """SQL and CBSQL: against SB3's DQN, naive targets, and the order of Algorithm 1."""
 
 import math
+import pickle
 import re
 import warnings
+from contextlib import suppress
 
 import gymnasium as gym
 import numpy as np
@@ -12,12 +14,14 @@ from gymnasium.wrappers import TimeLimit
 from stable_baselines3 import DQN
 from stable_baselines3.common.buffers import ReplayBuffer
 from stable_baselines3.common.env_util import make_vec_env
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from stable_baselines3.common.vec_env import (
     DummyVecEnv,
     VecFrameStack,
     VecNormalize,
     VecTransposeImage,
 )
+from stable_baselines3.dqn import MlpPolicy
 from test_frame_replay import Drift
 
 from cbsql import CBSQL, SQL
@@ -400,6 +404,8 @@ def test_predict_takes_what_sb3s_takes():
     for deterministic in (True, False):
         with pytest.raises(ValueError, match="Gym API"):
             model.predict(gym.make("FrozenLake-v1").reset(), deterministic=deterministic)
+    model = SQL("MlpPolicy", "CartPole-v1", **QUICK)
+    assert model.predict([0.0] * 4)[0].shape == ()
 
 
 def test_n_step_returns_with_a_count_based_temperature():
@@ -568,3 +574,123 @@ def test_a_model_that_is_set_up_later_has_the_temperature_it_was_given():
     model = CBSQL("MlpPolicy", "CartPole-v1", counter=counter, _init_setup_model=False)
     model._setup_model()
     assert model.temperature.counter is counter
+
+
+class StepNumber(gym.Env):
+    """Observes how many steps there were since the start, over all episodes."""
+
+    observation_space = gym.spaces.Box(0, np.inf, (1,), np.float64)
+    action_space = gym.spaces.Discrete(2)
+
+    def __init__(self):
+        self.steps = 0
+
+    def reset(self, **kwargs):
+        super().reset(**kwargs)
+        return np.array([self.steps], np.float64), {}
+
+    def step(self, action):
+        self.steps += 1
+        return np.array([self.steps], np.float64), 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("by", ["callback", "ctrl-c"])
+def test_after_a_stop_no_transition_is_stored_that_never_was(by):
+    def stop(inside, _):
+        if by == "ctrl-c" and inside["num_collected_steps"] == 3:
+            raise KeyboardInterrupt
+        return inside["num_collected_steps"] < 3
+
+    for env, policy in ((StepNumber(), "MlpPolicy"), (make_atari_vec_env("pong"), "CnnPolicy")):
+        arguments = {**QUICK, "train_freq": 10, "learning_starts": 100}
+        model = SQL(policy, env, **arguments)
+        with suppress(KeyboardInterrupt):
+            model.learn(30, callback=stop)
+        model.learn(10, reset_num_timesteps=False)
+        assert model.replay_buffer.pos == 12  # the step of the stop is not stored
+        if policy == "MlpPolicy":
+            buffer = model.replay_buffer
+            jumps = buffer.next_observations[:12] - buffer.observations[:12]
+            assert (jumps == 1).all()
+
+
+class OnlyRight(MlpPolicy):
+    def predict(self, *args, **kwargs):
+        actions, state = super().predict(*args, **kwargs)
+        return np.ones_like(actions), state
+
+
+class Remembers(BaseFeaturesExtractor):
+    """Makes a tensor when it is first asked, which is while it acts."""
+
+    def __init__(self, space):
+        super().__init__(space, 4)
+        self.scale = None
+
+    def forward(self, x):
+        if self.scale is None:
+            self.scale = th.linspace(0.5, 1.5, 4, requires_grad=False)
+        return x * self.scale
+
+
+def test_policies_and_networks_that_dqn_takes_are_taken():
+    greedy = {**QUICK, "learning_starts": 0, "exploration_initial_eps": 0.0}
+    greedy["exploration_final_eps"] = 0.0
+    model = SQL(OnlyRight, "CartPole-v1", **greedy).learn(50)
+    assert (model.replay_buffer.actions[:50] == 1).all()
+    network = {"features_extractor_class": Remembers}
+    SQL("MlpPolicy", "CartPole-v1", policy_kwargs=network, **greedy).learn(20)
+
+
+class OwnDraws(ReplayBuffer):
+    def sample(self, batch_size, env=None):
+        self.rng = getattr(self, "rng", np.random.default_rng(0))
+        return self._get_samples(self.rng.integers(self.pos, size=batch_size), env)
+
+
+def test_two_batches_that_differ_are_not_taken_for_one():
+    env = VecNormalize(make_vec_env("CartPole-v1"))
+    model = SQL("MlpPolicy", env, replay_buffer_class=OwnDraws, **QUICK)
+    with pytest.raises(ValueError, match="OwnDraws draws from a generator of its own"):
+        model.learn(100)
+
+
+def test_models_without_a_seed_draw_other_indices():
+    arguments = {**QUICK, "seed": None, "replay_buffer_class": IndexedReplayBuffer}
+    draws = []
+    for _ in range(2):
+        np.random.seed(0)  # what both begin with  # noqa: NPY002
+        model = SQL("MlpPolicy", "CartPole-v1", **arguments)
+        draws.append(model.replay_buffer.rng.integers(10**9))
+    assert draws[0] != draws[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("buffer_size", -3), ("batch_size", 0), ("n_steps", -1), ("gamma", 2.0), ("gamma", -0.1)],
+)
+def test_numbers_that_make_no_sense_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be .* not {value}"):
+        SQL("MlpPolicy", "CartPole-v1", **{**QUICK, name: value})
+
+
+def test_errors_of_divergence_reach_other_processes():
+    error = pickle.loads(pickle.dumps(DivergenceError("The loss", 3, None)))
+    assert "The loss of update 3 is not a finite number" in str(error)
+    assert error.batch is None
+
+
+def test_an_update_of_no_steps_changes_nothing():
+    model = SQL("MlpPolicy", "CartPole-v1", **QUICK).learn(30)
+    before = [weight.clone() for weight in weights(model)]
+    model.train(0)
+    assert model._n_updates == 10
+    assert same(before, weights(model))
+
+
+@pytest.mark.filterwarnings("error")
+def test_logs_of_infinite_betas_are_numbers():
+    model = SQL("MlpPolicy", "CartPole-v1", temperature=Script(), **QUICK).learn(40)
+    figures = model._diagnose(*model._last_update)
+    assert (figures["beta_p10"], figures["beta_p90"]) == (0.0, math.inf)
+    assert figures["beta_p50"] in (0.3, 5.0)

@@ -258,4 +258,8 @@ def _parts(space: spaces.Space[Any]) -> dict[str, tuple[tuple[int, ...], np.dtyp
             f"CoinFlipNetwork takes Box, Discrete, MultiDiscrete, MultiBinary or a Dict of these, "
             f"got {space}."
         )
-    return {key: (part.shape or (), np.dtype(part.dtype)) for key, part in parts.items()}
+    # Torch cannot index with every type of whole numbers.
+    wider: dict[np.dtype[Any], np.dtype[Any]]
+    wider = {np.dtype("uint16"): np.dtype("int32"), np.dtype("uint32"): np.dtype("int64")}
+    dtypes: dict[str, np.dtype[Any]] = {key: np.dtype(part.dtype) for key, part in parts.items()}
+    return {key: (parts[key].shape or (), wider.get(kind, kind)) for key, kind in dtypes.items()}

@@ -212,6 +212,7 @@ class CTS:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         tensors = state.pop("state")
+        state["threads"] = min(state["threads"], _MAX_THREADS)  # another machine may have more
         self.__init__(**state)  # type: ignore[misc]
         self.load_state_dict(tensors)
 

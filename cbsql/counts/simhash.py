@@ -96,7 +96,8 @@ class SimHash:
             if state[key].shape != mine[key].shape or not torch.all(state[key].isfinite()):
                 raise ValueError(
                     f"{key} of this state must be finite of shape {tuple(mine[key].shape)}, "
-                    f"as SimHash(size={self.size}, k={self.k}) has it, got {state[key]}."
+                    f"as SimHash(size={self.size}, k={self.k}) has it; got the shape "
+                    f"{tuple(state[key].shape)}."
                 )
         shape = (len(state["counts"]), (self.k + 7) // 8)
         if state["codes"].shape != shape or torch.any(state["counts"] < 1):

@@ -7,6 +7,7 @@ import torch as th
 
 from cbsql.deep.sql import SQL, Batch
 from cbsql.operators import mellowmax
+from cbsql.temperature import Constant
 
 
 class Munchausen(SQL):
@@ -34,6 +35,13 @@ class Munchausen(SQL):
         self.alpha = alpha
         self.least_bonus = least_bonus
         super().__init__(*args, beta=beta, **kwargs)
+
+    def _setup_model(self) -> None:
+        super()._setup_model()
+        if not isinstance(self.temperature, Constant):  # which load() may be given
+            raise ValueError(
+                f"Munchausen-DQN is defined with a Constant temperature, not {self.temperature}."
+            )
 
     def _target(self, batch: Batch, beta: float | th.Tensor) -> th.Tensor:
         assert isinstance(beta, float)

@@ -91,6 +91,11 @@ class Rainbow(SQL):
         kwargs["policy_kwargs"] = {**given, **parts}
         super().__init__(*args, temperature=temperature, double=double, n_steps=n_steps, **kwargs)
 
+    def _setup_model(self) -> None:
+        if not issubclass(self.policy_class, RainbowPolicy):  # as the file of another algorithm has
+            raise ValueError(f"Rainbow needs a RainbowPolicy, not {self.policy_class.__name__}.")
+        super()._setup_model()
+
     def _choose_replay(self) -> None:
         if self.replay_buffer_class is None:
             if isinstance(self.observation_space, spaces.Dict):
@@ -106,6 +111,8 @@ class Rainbow(SQL):
                 self._use_replay(
                     PrioritizedFrameReplayBuffer if frames else PrioritizedReplayBuffer
                 )
+        for name in ("priority_exponent", "importance_exponent"):
+            setattr(self, name, self.replay_buffer_kwargs.get(name, getattr(self, name)))
         super()._choose_replay()
 
     def _replay_arguments(self) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, TypeVar
 import torch as th
 from gymnasium import spaces
 from stable_baselines3 import DQN
+from stable_baselines3.common.buffers import NStepReplayBuffer, ReplayBuffer
 from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.save_util import load_from_zip_file
 from stable_baselines3.common.type_aliases import GymEnv
@@ -23,7 +24,7 @@ from cbsql.deep.stored import (
     load_replay,
     save_replay,
 )
-from cbsql.replay import IndexedReplayBuffer
+from cbsql.replay import IndexedReplayBuffer, PrioritizedReplayBuffer
 from cbsql.temperature import Temperature
 
 Self = TypeVar("Self", bound="SafeDQN")
@@ -121,8 +122,9 @@ class SafeDQN(DQN):
             data = {name: document[name] for name in names if name not in given}
             cls._check_attributes(data)
             data |= {name: given[name] for name in (*names, *NEEDED) if name in given}
-            if issubclass(data.get("replay_buffer_class") or object, HerReplayBuffer):
-                check_steps(data["buffer_size"], data.get("n_envs", 1), MOST_HER_STEPS)
+            if issubclass(data.get("replay_buffer_class") or object, HerReplayBuffer) and not trust:
+                size = kwargs.get("buffer_size", data["buffer_size"])
+                check_steps(size, data.get("n_envs", 1), MOST_HER_STEPS)
             for name in NEEDED - data.keys():
                 raise ValueError(f'it has no {name}; pass custom_objects={{"{name}": ...}}.')
         log = pathlib.PurePath(data.get("tensorboard_log") or "")
@@ -164,14 +166,18 @@ class SafeDQN(DQN):
         if same_kind and another:
             with files.blame(path):
                 state = document["parameters/temperature"]
-            try:
-                model.temperature.load_state_dict(state)
-            except (KeyError, RuntimeError, TypeError, ValueError) as error:
-                warnings.warn(
-                    f"{model.temperature} begins without the counts in {path}: {error!r}",
-                    stacklevel=2,
-                )
+            model._take_over(state, path)
         return model
+
+    def _take_over(self, state: dict[str, th.Tensor], source: Any) -> None:
+        """Go on from the counts of another temperature, if this one can."""
+        try:
+            self.temperature.load_state_dict(state)
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            warnings.warn(
+                f"{self.temperature} begins without the counts in {source}: {error!r}",
+                stacklevel=3,
+            )
 
     @classmethod
     def _check_attributes(cls, data: dict[str, Any]) -> None:
@@ -197,7 +203,11 @@ class SafeDQN(DQN):
         device: th.device | str = "auto",
         trust: bool = False,
     ) -> None:
-        """As SB3 does it; a temperature's state that comes along is loaded as well."""
+        """As SB3 does it; a temperature's state that comes along is loaded as well.
+
+        One that does not fit is refused, and nothing changed; without ``exact_match`` it is left
+        out, with a warning.
+        """
         parameters = load_path_or_dict
         if not isinstance(parameters, dict):
             if not trust or files.is_document(parameters, "zip"):
@@ -205,9 +215,11 @@ class SafeDQN(DQN):
                 return self._load_parameters(parameters, document, exact_match)
             _, parameters, _ = load_from_zip_file(parameters, load_data=False, device=device)
         networks = {name: state for name, state in parameters.items() if name != "temperature"}
-        super().set_parameters(networks, exact_match, device)
-        if "temperature" in parameters:
+        if "temperature" in parameters and exact_match:
             self.temperature.load_state_dict(parameters["temperature"])
+        elif "temperature" in parameters:
+            self._take_over(parameters["temperature"], "what is loaded")
+        super().set_parameters(networks, exact_match, device)
         return None
 
     def _load_parameters(
@@ -244,20 +256,20 @@ class SafeDQN(DQN):
     ) -> None:
         """Put the replay buffer of a file in the place of the present one.
 
-        The steps and the discount of its returns are those of the model.
+        The steps and the discount of its returns are those of the model: a buffer of SB3 that has
+        others is refused.
         """
         if trust and not files.is_document(path, REPLAY_SUFFIX):
             super().load_replay_buffer(path, truncate_last_traj)
         else:
-            buffer = load_replay(path, self.env, self.device)
-            stored, mine = (
-                (one.observation_space, one.action_space, f"environments: {one.n_envs}")
-                for one in (buffer, self)
-            )
-            if stored != mine:
-                raise files.FileError(
-                    f"{path} has transitions of {stored}, the model needs {mine}."
-                )
+            buffer = load_replay(path, self.env, self.device, trust)
+            _refuse_other(path, "transitions", *map(_shape, (buffer, self)))
+            if not isinstance(buffer, IndexedReplayBuffer):  # which takes them from the model
+                _refuse_other(path, "returns", *map(_returns, (buffer, self.replay_buffer)))
+            if isinstance(self.replay_buffer, PrioritizedReplayBuffer):
+                mine = self.replay_buffer.priority_exponent
+                stored = getattr(buffer, "priority_exponent", mine)
+                _refuse_other(path, "a priority_exponent", stored, mine)
             self.replay_buffer = buffer
             if isinstance(self.replay_buffer, HerReplayBuffer) and truncate_last_traj:
                 self.replay_buffer.truncate_last_trajectory()
@@ -269,3 +281,19 @@ class SafeDQN(DQN):
         own = "temperature _last_update _rng"
         made = "lr_schedule exploration_schedule batch_norm_stats batch_norm_stats_target"
         return [*super()._excluded_save_params(), *own.split(), *made.split()]
+
+
+def _shape(owner: Any) -> tuple[Any, ...]:
+    """What transitions are of."""
+    return owner.observation_space, owner.action_space, f"environments: {owner.n_envs}"
+
+
+def _returns(buffer: ReplayBuffer | None) -> str:
+    if isinstance(buffer, NStepReplayBuffer | IndexedReplayBuffer) and buffer.n_steps > 1:
+        return f"{buffer.n_steps} steps, gamma={buffer.gamma}"
+    return "1 step"
+
+
+def _refuse_other(path: files.PathLike, what: str, stored: object, mine: object) -> None:
+    if stored != mine:
+        raise files.FileError(f"{path} has {what} of {stored}, the model needs {mine}.")

@@ -9,10 +9,13 @@ import numpy as np
 import torch as th
 from gymnasium import spaces
 from stable_baselines3.common.buffers import NStepReplayBuffer
+from stable_baselines3.common.policies import BasePolicy
 from stable_baselines3.common.type_aliases import (
     DictReplayBufferSamples,
     MaybeCallback,
     ReplayBufferSamples,
+    RolloutReturn,
+    TrainFreq,
 )
 from torch.nn import functional as F  # noqa: N812 (its usual name)
 
@@ -33,11 +36,15 @@ class DivergenceError(RuntimeError):
     """A loss or a weight is not a number any more; ``batch`` is what was learnt from then."""
 
     def __init__(self, what: str, update: int, batch: Any) -> None:
-        super().__init__(
+        super().__init__(what, update, batch)  # what it is made from again in another process
+        self.batch = batch
+
+    def __str__(self) -> str:
+        what, update, _ = self.args
+        return (
             f"{what} of update {update} is not a finite number. A smaller learning_rate or rewards "
             "of a smaller scale may help."
         )
-        self.batch = batch
 
 
 class SQL(SafeDQN):
@@ -81,6 +88,11 @@ class SQL(SafeDQN):
 
     def _setup_model(self) -> None:
         # Asked here, where load() comes by.
+        for name in ("buffer_size", "batch_size", "n_steps", "target_update_interval"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}.")
+        if not 0 <= self.gamma <= 1:
+            raise ValueError(f"gamma must be from 0 to 1, not {self.gamma}.")
         if self.loss not in LOSSES:
             raise ValueError(f"loss must be one of {', '.join(LOSSES)}, not {self.loss!r}.")
         if self.counted not in COUNTED:
@@ -94,6 +106,9 @@ class SQL(SafeDQN):
                 # SB3 warns that its n_steps has no effect on a given class of buffer; it has.
                 warnings.filterwarnings("ignore", message="`n_steps=")
             super()._setup_model()
+        assert isinstance(self.train_freq, TrainFreq)  # since SB3 looked at it
+        if self.train_freq.frequency < 1:
+            raise ValueError(f"train_freq must be at least 1, not {self.train_freq.frequency}.")
         # Saved as given: a loaded model may have another gamma, or returns of another length.
         self.replay_buffer_kwargs = given
         if self.replay_buffer_class is NStepReplayBuffer:
@@ -146,7 +161,10 @@ class SQL(SafeDQN):
 
     def _replay_arguments(self) -> dict[str, Any]:
         """What a buffer of ours takes from the model."""
-        return {"n_steps": self.n_steps, "gamma": self.gamma}
+        arguments: dict[str, Any] = {"n_steps": self.n_steps, "gamma": self.gamma}
+        if self.seed is None:  # models that nobody seeded do not draw the same indices
+            arguments["rng"] = np.random.default_rng()
+        return arguments
 
     def _use_replay(self, buffer_class: type[IndexedReplayBuffer]) -> None:
         self.replay_buffer_class = buffer_class
@@ -176,8 +194,25 @@ class SQL(SafeDQN):
             total_timesteps, callback, log_interval, name, reset_num_timesteps, progress_bar
         )
 
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> RolloutReturn:
+        """As SB3 collects, but after a stop in the middle, the next one begins a new episode.
+
+        SB3 would go on from the observation before the step in which a callback or Ctrl-C stopped
+        it, and store a transition that never was.
+        """
+        whole = False
+        try:
+            rollout = super().collect_rollouts(*args, **kwargs)
+            whole = rollout.continue_training
+            return rollout
+        finally:
+            if not whole:
+                self._last_obs = None
+
     def train(self, gradient_steps: int, batch_size: int = 100) -> None:
         """Algorithm 1 of the paper, its inner loop."""
+        if gradient_steps == 0:
+            return
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         learnt = list(self.q_net.parameters())
@@ -247,7 +282,14 @@ class SQL(SafeDQN):
         before = np.random.get_state()  # noqa: NPY002
         counted = buffer.sample(batch_size)
         np.random.set_state(before)  # noqa: NPY002
-        return buffer.sample(batch_size, env=env), counted
+        batch = buffer.sample(batch_size, env=env)
+        if not th.equal(batch.actions, counted.actions):
+            raise ValueError(
+                f"A {type(buffer).__name__} draws from a generator of its own, so that what is "
+                "learnt cannot be drawn once more as it was before VecNormalize: use NumPy's "
+                "global one, or a buffer of cbsql.replay."
+            )
+        return batch, counted
 
     @th.no_grad()
     def _path_costs(self, indices: np.ndarray) -> th.Tensor:
@@ -271,6 +313,8 @@ class SQL(SafeDQN):
 
         For a single environment this is SB3's ``predict``, with the numbers SB3 would draw.
         """
+        if isinstance(observation, list):
+            observation = np.asarray(observation)
         if deterministic or isinstance(observation, tuple):  # which SB3 refuses with advice
             return self._policy_actions(observation, state, episode_start, True)
         assert isinstance(self.action_space, spaces.Discrete)
@@ -294,12 +338,13 @@ class SQL(SafeDQN):
         shape = self.observation_space.shape
         if (
             self.policy.training
+            or type(self.policy).predict is not BasePolicy.predict  # it may mask actions
             or not isinstance(observation, np.ndarray)
             or observation.ndim == 0
             or observation.shape[1:] != shape
         ):
             return self.policy.predict(observation, state, episode_start, deterministic)
-        with th.inference_mode():
+        with th.no_grad():
             tensor = th.as_tensor(observation, device=self.device)
             return self.policy._predict(tensor, deterministic).cpu().numpy(), state
 
@@ -353,7 +398,8 @@ class CBSQL(SQL):
 
 
 def _spread(name: str, values: np.ndarray) -> dict[str, float]:
-    """Mean and 10, 50 and 90% quantiles."""
-    quantiles = np.quantile(values, (0.1, 0.5, 0.9)).tolist()
+    """Mean and 10, 50 and 90% quantiles, which may be infinite."""
+    # Between two infinite values there is nothing to interpolate.
+    quantiles = np.quantile(values, (0.1, 0.5, 0.9), method="nearest").tolist()
     names = (f"{name}_{suffix}" for suffix in ("mean", "p10", "p50", "p90"))
     return dict(zip(names, (float(values.mean()), *quantiles), strict=True))

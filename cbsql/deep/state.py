@@ -23,6 +23,7 @@ def training_state(model: SQL) -> dict[str, Any]:
     """
     buffer = _replay(model)
     assert model.ep_info_buffer is not None
+    assert model.ep_success_buffer is not None
     return {
         "policy": model.policy.state_dict(),
         "noise": [_noise(network) for network in _noisy(model)],
@@ -31,6 +32,7 @@ def training_state(model: SQL) -> dict[str, Any]:
         "replay": buffer.state_dict(),
         "attributes": {name: getattr(model, name) for name in (*_COUNTERS, *_SCHEDULES, *_MOMENT)},
         "recent_episodes": list(model.ep_info_buffer),
+        "recent_successes": [bool(success) for success in model.ep_success_buffer],
         "generators": {
             "numpy": np.random.get_state(legacy=False),  # noqa: NPY002 (SB3 explores with it)
             "torch": th.get_rng_state(),
@@ -51,7 +53,8 @@ def restore_training(model: SQL, state: dict[str, Any]) -> None:
     for name, value in state["attributes"].items():
         setattr(model, name, value)
     model.ep_info_buffer = deque(state["recent_episodes"], maxlen=model._stats_window_size)
-    model.ep_success_buffer = deque(maxlen=model._stats_window_size)
+    successes = state.get("recent_successes", [])  # older checkpoints lack them
+    model.ep_success_buffer = deque(successes, maxlen=model._stats_window_size)
     generators = state["generators"]
     np.random.set_state(generators["numpy"])  # noqa: NPY002
     th.set_rng_state(generators["torch"])

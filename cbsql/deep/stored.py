@@ -56,7 +56,9 @@ def save_replay(path: files.PathLike, buffer: ReplayBuffer) -> None:
     document.write(path, REPLAY_SUFFIX)
 
 
-def load_replay(path: files.PathLike, env: VecEnv | None, device: th.device) -> ReplayBuffer:
+def load_replay(
+    path: files.PathLike, env: VecEnv | None, device: th.device, trust: bool = False
+) -> ReplayBuffer:
     """Build the buffer that :func:`save_replay` wrote; one for hindsight needs its environment."""
     document = files.read(path, "replay", REPLAY_SUFFIX)
     with files.blame(path):
@@ -65,7 +67,7 @@ def load_replay(path: files.PathLike, env: VecEnv | None, device: th.device) -> 
         if issubclass(kind, HerReplayBuffer):
             if env is None:
                 raise ValueError("a HerReplayBuffer needs the environment of the model.")
-            arguments["env"], most = env, MOST_HER_STEPS
+            arguments["env"], most = env, MOST_STEPS if trust else MOST_HER_STEPS
         check_steps(arguments["buffer_size"], arguments["n_envs"], most)
         buffer: ReplayBuffer = kind(**arguments)
         _fill(buffer, document["position"], document["arrays"])

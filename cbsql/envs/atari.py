@@ -178,6 +178,8 @@ class AtariVecEnv(VecEnv):
     def step_async(self, actions: NDArray[Any]) -> None:
         """Let the games play one step in the background."""
         actions = np.asarray(actions, np.int64)
+        if actions.shape != (self.num_envs,):
+            raise ValueError(f"There are {self.num_envs} games, each takes an action: {actions}.")
         # An invalid action would stop one of ale-py's threads, and `step_wait` would never return.
         if actions.min() < 0 or actions.max() >= self._n_actions:
             raise ValueError(f"Actions must be in {self.action_space}, got {actions}.")

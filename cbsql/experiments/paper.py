@@ -6,7 +6,7 @@ Its learning curves are those of the same runs; its chain-walk is :mod:`cbsql.ex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from cbsql.envs.atari import FRAME_SKIP
+from cbsql.envs.atari import FRAME_SKIP, rom_name
 from cbsql.experiments.spec import RunSpec
 
 
@@ -62,12 +62,13 @@ class Table:
             raise ValueError(
                 f"{self.name} has the algorithms {', '.join(columns)}; there is no {foreign[0]!r}."
             )
+        rows = list(self.games if games is None else map(rom_name, games))
         steps = (self.frames if frames is None else frames) // FRAME_SKIP
         if not steps:
             raise ValueError(f"{frames} frames are less than a step, of {FRAME_SKIP}.")
         specs = []
         for seed in range(self.runs) if seeds is None else seeds:
-            for game in self.games if games is None else games:
+            for game in rows:
                 for name in chosen:
                     algorithm, *constant = name.split()
                     beta = float(constant[0]) if constant else 100.0

@@ -14,12 +14,14 @@ from typing import Any, get_origin
 import gymnasium as gym
 import yaml
 from stable_baselines3 import DQN
+from stable_baselines3.dqn.policies import DQNPolicy
 
 from cbsql.counts import COUNTERS
 from cbsql.deep import SQL, Munchausen, Rainbow
 from cbsql.deep.networks import MinAtarCNN
 from cbsql.deep.optim import Adam, RMSprop
-from cbsql.envs.atari import rom_name
+from cbsql.deep.policies import Parts
+from cbsql.envs.atari import PROTOCOLS, rom_name
 from cbsql.temperature import Constant, CountBased, Greedy, Temperature
 
 ALGORITHMS = ("dqn", "sql", "cbsql", "rainbow", "rainbow-sql", "rainbow-cbsql", "munchausen")
@@ -66,16 +68,18 @@ class RunSpec:
             known.add("beta")  # with a default of its own
             if self.beta != 100.0:
                 raise ValueError("beta of munchausen is one of its settings: --set beta=33.3.")
-        if wrong := sorted(set(self.settings) - known, key=str):
-            nearest = difflib.get_close_matches(str(wrong[0]), known, n=1, cutoff=0.0)[0]
-            raise ValueError(
-                f"settings take the arguments of SB3's DQN and {self.learner.__name__}, not "
-                f"{wrong[0]!r}; the nearest is {nearest!r}."
-            )
+        learners = f"SB3's DQN and {self.learner.__name__}"
+        _check_names("settings", self.settings, known, learners)
         for name, value in self.settings.items():
             _check_kind(name, value, arguments[name].annotation)
         if not isinstance(network := self.settings.get("policy_kwargs") or {}, Mapping):
             raise ValueError(f"policy_kwargs takes names and values, not {network!r}.")
+        parts = [part.name for part in fields(Parts)] if self.learner is Rainbow else []
+        _check_names("policy_kwargs", network, {*_arguments(DQNPolicy), *parts}, "the policy")
+        if self.protocol not in PROTOCOLS:
+            raise ValueError(
+                f"protocol must be one of {', '.join(PROTOCOLS)}, not {self.protocol!r}."
+            )
         self.temperature()  # checks beta and kappa
         if self.counter and self.counter not in COUNTERS:
             raise ValueError(f"counter must be one of {', '.join(COUNTERS)}, not {self.counter!r}.")
@@ -92,6 +96,8 @@ class RunSpec:
                 raise ValueError(
                     f"{name} ({given}) has no effect on {self.algorithm}: leave it out."
                 )
+        if self.protocol != RunSpec.protocol and not self.is_atari:
+            raise ValueError(f"A protocol ({self.protocol}) has no effect on {self.game}.")
         return self
 
     @property
@@ -146,8 +152,16 @@ _FIXED = {"policy", "env", "seed", "beta", "temperature", "args", "kwargs"}
 """Arguments of the learners that are fields of a run, or none."""
 
 
-def _arguments(learner: type[DQN]) -> dict[str, inspect.Parameter]:
-    return dict(inspect.signature(learner).parameters)
+def _arguments(built: type[Any]) -> dict[str, inspect.Parameter]:
+    return dict(inspect.signature(built).parameters)
+
+
+def _check_names(what: str, given: Mapping[str, Any], known: Collection[str], of: str) -> None:
+    if wrong := sorted(set(given) - set(known), key=str):
+        nearest = difflib.get_close_matches(str(wrong[0]), known, n=1, cutoff=0.0)[0]
+        raise ValueError(
+            f"{what} take the arguments of {of}, not {wrong[0]!r}; the nearest is {nearest!r}."
+        )
 
 
 def _check_kind(name: str, value: Any, kind: Any) -> None:

@@ -62,6 +62,10 @@ class IndexedReplayBuffer(ReplayBuffer):
             )
         if n_steps < 1:
             raise ValueError(f"n_steps must be at least 1, got {n_steps}.")
+        if rng is not None and not isinstance(rng.bit_generator, np.random.PCG64):
+            raise ValueError(
+                f"rng must be made by np.random.default_rng, which files can hold, got {rng}."
+            )
         self.n_steps = n_steps
         self.gamma = float(gamma)  # one of NumPy's would make float64 of returns
         # Seeding from the state of the global generator instead of from a draw leaves the draws of
