@@ -123,7 +123,7 @@ def test_the_papers_table_has_its_numbers_and_ours(tmp_path, browser):
     assert "paper 8.2 ± 6.1" in ours
     # Student's 97.5% quantile of two degrees of freedom is 4.303, and 4.303 * 2 / sqrt(3) is 4.97.
     assert "game 10.0 ± 1.92 [5.03, 15.0] +1.80" in ours
-    assert "0.288 of a human’s" in ours  # (10 - 1.7) / (30.5 - 1.7)
+    assert "human-normalised 28.8%" in ours  # (10 - 1.7) / (30.5 - 1.7)
     # Lives all count. Their mean square is 0.24² (8² + 10² + 12²) / 3 * 100 / 120 = 4.928.
     assert "life 2.00 ± 0.965 [1.01, 2.99] −6.20" in ours
     dqn = cell(page, 0, "breakout", 1)
@@ -361,7 +361,7 @@ def test_curves_are_followed_by_pointer_and_keys(example, browser):
     page.evaluate(f"document.querySelector('{place} svg').focus()")
     page.press("End")
     assert page.evaluate(READOUT.format(place)).startswith("hours 2\n")
-    page.click("#curve-legend button:first-child")
+    page.click(".legend:has(+ [data-quantity=score]) button:first-child")
     page.evaluate(f"document.querySelector('{place} svg').focus()")
     page.press("End")
     assert page.evaluate(READOUT.format(place)).split("\n") == ["hours 2", "CBSQL 101"]

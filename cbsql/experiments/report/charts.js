@@ -44,7 +44,7 @@ function path(points) {
 }
 
 // Draws `options.series`, each with x, y and perhaps low and high, into a container. Others may be
-// `label` (for screen readers), `xName`, `zero` (start the y axis there), `reference` (a level),
+// `label` (for screen readers), `xName`, `zero` (start the y axis there), `top` (end it there or above), `reference` (a level),
 // `pick` (told an x that was clicked) and `formatY`. Returns a function that marks an x.
 function lineChart(container, options) {
   const readout = element("output", { class: "readout" });
@@ -60,7 +60,7 @@ function lineChart(container, options) {
     const [x0, x1] = extent(series.map((one) => one.x));
     let [y0, y1] = extent(series.flatMap((one) => [one.y, one.low, one.high]));
     if (options.zero) y0 = Math.min(y0, 0);
-    if (options.reference !== undefined) y1 = Math.max(y1, options.reference);
+    y1 = Math.max(y1, options.reference ?? y1, options.top ?? y1);
     const toX = (x) => margin.left + ((x - x0) / (x1 - x0)) * (width - margin.left - margin.right);
     const toY = (y) => height - margin.bottom - ((y - y0) / (y1 - y0)) * (height - margin.top - margin.bottom);
     const svg = element("svg:svg", { viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "img", "aria-label": options.label });
@@ -70,7 +70,8 @@ function lineChart(container, options) {
         element("svg:text", { x: margin.left - 6, y: toY(y) + 4, "text-anchor": "end" }, formatY(y)));
     }
     for (const x of ticks(x0, x1, width / 80)) {
-      svg.append(element("svg:text", { x: toX(x), y: height - margin.bottom + 15, "text-anchor": "middle" }, format(x)));
+      const anchor = toX(x) > width - 24 ? "end" : "middle";  // the last one stays inside
+      svg.append(element("svg:text", { x: anchor === "end" ? width : toX(x), y: height - margin.bottom + 15, "text-anchor": anchor }, format(x)));
     }
     if (options.xName) {
       svg.append(element("svg:text", { x: width - margin.right, y: height - 4, "text-anchor": "end" }, options.xName));

@@ -27,40 +27,48 @@ if (reading) {
   restart();
 }
 
-// Learning curves, beta and counts: small charts that share their legend and x axis.
+// Learning curves, beta and counts: small charts that share an x axis, and in each group a legend.
 const axes = document.getElementById("axes");
 if (axes) {
   const names = { score: "score", beta: "β", count: "count" };
-  let hidden = new Set();
-  const draw = () => {
-    const x = axes.querySelector(":checked").value;
+  const hidden = new Map();
+  const shownIn = (place) => {
     const trusted = document.querySelector("#trusted :checked").value;
-    for (const place of all("[data-quantity]")) {
-      const group = place.dataset.group;
-      const quantity = place.dataset.quantity === "trusted" ? trusted : place.dataset.quantity;
-      const charts = figures.groups[group].charts.filter((chart) => chart.series.some((one) => one[quantity]));
-      place.replaceChildren();
-      for (const chart of charts) {
-        const box = element("div", { class: "chart" });
-        place.append(element("figure", {}, element("figcaption", {}, chart.game), box));
-        const series = chart.series.filter((one) => one[quantity] && !hidden.has(one.name))
-          .map((one) => ({ ...one, x: one[x], ...one[quantity] }));
-        lineChart(box, { series, xName: x, zero: true, label: `${names[quantity]} over ${x} in ${chart.game}` });
-      }
+    const quantity = place.dataset.quantity === "trusted" ? trusted : place.dataset.quantity;
+    const charts = figures.groups[place.dataset.group].charts;
+    return [quantity, charts.filter((chart) => chart.series.some((one) => one[quantity]))];
+  };
+  const draw = (place) => {
+    const x = axes.querySelector(":checked").value;
+    const [quantity, charts] = shownIn(place);
+    place.replaceChildren();
+    for (const chart of charts) {
+      const box = element("div", { class: "chart" });
+      place.append(element("figure", {}, element("figcaption", {}, chart.game), box));
+      const series = chart.series.filter((one) => one[quantity] && !hidden.get(place).has(one.name))
+        .map((one) => ({ ...one, x: one[x], ...one[quantity] }));
+      lineChart(box, { series, xName: x, zero: true, label: `${names[quantity]} over ${x} in ${chart.game}` });
     }
   };
-  legend(document.getElementById("curve-legend"), figures.legend, (gone) => { hidden = gone; draw(); });
-  axes.addEventListener("change", draw);
-  document.getElementById("trusted").addEventListener("change", draw);
+  const start = (place) => {
+    const [quantity, charts] = shownIn(place);
+    const there = (name) => charts.some((chart) => chart.series.some((one) => one.name === name && one[quantity]));
+    const series = figures.groups[place.dataset.group].legend.filter((one) => there(one.name));
+    hidden.set(place, new Set());
+    legend(place.previousElementSibling, series, (gone) => { hidden.set(place, gone); draw(place); });
+    draw(place);
+  };
+  axes.addEventListener("change", () => all("[data-quantity]").forEach(draw));
+  document.getElementById("trusted").addEventListener("change", () => all("[data-quantity=trusted]").forEach(start));
   // A hidden chart has no size: show the sections that have something before they are drawn.
   for (const section of all("[data-trust]")) {
     section.hidden = !figures.groups[section.dataset.trust].charts.some((chart) => chart.series.some((one) => one.beta));
   }
-  draw();
+  all("[data-quantity]").forEach(start);
 }
 for (const place of all("[data-profile]")) {
   lineChart(place, {
-    ...figures.profiles[place.dataset.profile], xName: "normalised score", zero: true,
+    ...figures.profiles[place.dataset.profile], xName: "normalised score", zero: true, top: 1,
     label: "Fraction of runs above each normalised score",
   });
 }

@@ -41,6 +41,7 @@ EPISODES_PER_POINT = 3
 """Of the chain-walk's curves, to keep the page small."""
 
 _DASHES = {"sql 10": "4 2", "sql 100": "8 3", "sql 1000": "2 3", "munchausen": "8 3 2 3"}
+_SPARE_DASHES = ("", "6 3", "2 2", "9 3 2 3", *(f"{n} {n}" for n in range(4, 12)))
 
 
 def render(template: str, **content: Any) -> str:
@@ -79,11 +80,9 @@ def make_page(found: Collection, out: Path) -> str:
     results = list(map(_in_group, found.results))
     groups = [_group(name, list(rows)) for name, rows in _by_group(results)]
     readings = [_chain(one) for one in sorted(found.chains, key=_usual_first)]
-    algorithms = sorted({result.algorithm for result in results}, key=_rank)
     figures = {
         "chains": readings,
-        "legend": [_style(algorithm) for algorithm in algorithms],
-        "groups": [{"name": group["name"], "charts": group["charts"]} for group in groups],
+        "groups": [{"legend": group["legend"], "charts": group["charts"]} for group in groups],
         "profiles": [group["profile"] for group in groups],
     }
     return render(
@@ -175,13 +174,15 @@ def _group(name: str, results: list[Result]) -> dict[str, Any]:
     games = sorted({result.game for result in results})
     algorithms = sorted({result.algorithm for result in results}, key=_rank)
     scores = scores_by_seed(results, "test" if tested else "training")
+    styles = _styles(algorithms)
     return {
         "name": name,
+        "legend": list(styles.values()),
         "measure": "test games" if tested else "the last 100 training games",
         "algorithms": algorithms,
         "rows": [(game, [_cell(scores[game, a]) for a in algorithms]) for game in games],
-        "charts": [_chart(game, results, algorithms) for game in games],
-        **_compare(games, algorithms, scores, human=all(game in HUMAN for game in games)),
+        "charts": [_chart(game, results, styles) for game in games],
+        **_compare(games, styles, scores, human=all(game in HUMAN for game in games)),
     }
 
 
@@ -199,7 +200,7 @@ def _interval(means: Floats) -> list[float] | None:
 
 def _compare(
     games: list[str],
-    algorithms: list[str],
+    styles: dict[str, dict[str, Any]],
     scores: Scores,
     human: bool,
 ) -> dict[str, Any]:
@@ -208,8 +209,8 @@ def _compare(
     Two algorithms are compared on the games for which both have runs enough. Averages are of those
     that have them for the most games. Runs with settings of their own ("=") stand apart.
     """
-    enough = {a: [g for g in games if len(scores[g, a]) >= LEAST_RUNS] for a in algorithms}
-    plain = [a for a in algorithms if "=" not in a]
+    enough = {a: [g for g in games if len(scores[g, a]) >= LEAST_RUNS] for a in styles}
+    plain = [a for a in styles if "=" not in a]
 
     pairs = [
         compare(scores, ours, other, games)
@@ -257,7 +258,7 @@ def _compare(
         "profile": {
             "series": [
                 {
-                    **_style(a),
+                    **styles[a],
                     "x": thresholds,
                     "y": performance_profile(table, thresholds),
                     **_band(
@@ -283,32 +284,42 @@ def _improvement(one: Comparison, verdict: str) -> dict[str, Any]:
     return {"comparison": one, "verdict": verdict, "interval": interval}
 
 
-def _style(algorithm: str, colours: dict[str, str] = curves.COLOURS) -> dict[str, Any]:
-    base = " ".join(algorithm.split()[:2])
-    spare = curves.OTHER_COLOURS[sum(algorithm.encode()) % len(curves.OTHER_COLOURS)]
-    return {
-        "name": title(algorithm) if colours is curves.COLOURS else algorithm,
-        "colour": colours.get(base, spare),
-        "dash": _DASHES.get(base.lower().removeprefix("rainbow-"), ""),
-        "strong": "cbsql" in algorithm.lower(),
-    }
+def _styles(algorithms: list[str]) -> dict[str, dict[str, Any]]:
+    """Those of the paper look the same in every group, others differ within theirs."""
+    spare = ((colour, dash) for dash in _SPARE_DASHES for colour in curves.OTHER_COLOURS)
+    styles: dict[str, dict[str, Any]] = {}
+    for name in algorithms:
+        # A group has algorithms with Rainbow or without it, or few enough of both.
+        colour, dash = curves.COLOURS.get(name, ""), _dash(name)
+        if not colour or any((s["colour"], s["dash"]) == (colour, dash) for s in styles.values()):
+            colour, dash = next(spare)
+        styles[name] = _style(title(name), colour, dash)
+    return styles
+
+
+def _style(name: str, colour: str, dash: str) -> dict[str, Any]:
+    return {"name": name, "colour": colour, "dash": dash, "strong": "cbsql" in name.lower()}
+
+
+def _dash(algorithm: str) -> str:
+    return _DASHES.get(algorithm.lower().removeprefix("rainbow-"), "")
 
 
 def _band(ends: Floats) -> dict[str, Floats]:
     return {"low": ends[0], "high": ends[1]}
 
 
-def _chart(game: str, results: list[Result], algorithms: list[str]) -> dict[str, Any]:
+def _chart(game: str, results: list[Result], styles: dict[str, dict[str, Any]]) -> dict[str, Any]:
     """Curves of one game: means over seeds, with bands from the lowest seed to the highest."""
     series = []
-    for algorithm in algorithms:
+    for algorithm, looks in styles.items():
         runs = [r for r in results if (r.game, r.algorithm) == (game, algorithm) and len(r.curve)]
         if not runs:
             continue
         stacked = np.stack([run.curve for run in runs])  # (seeds, bins, 5)
         steps = stacked[0, :, 0]
         seconds = np.mean([run.seconds for run in runs])
-        style = {**_style(algorithm), "seeds": len(runs)}
+        style = {**looks, "seeds": len(runs)}
         style["steps"] = steps
         style["frames"] = steps * (runs[0].frames / runs[0].steps)
         style["hours"] = steps / runs[0].steps * seconds / 3600
@@ -331,7 +342,7 @@ def _chain(one: Chain) -> dict[str, Any]:
         means = rows[: points * EPISODES_PER_POINT].reshape(points, EPISODES_PER_POINT, 3).mean(1)
         middle = EPISODES_PER_POINT * (np.arange(points) + 0.5) + 0.5
         ends = _band(means[:, 1:].T)
-        style = _style(name, chain.COLOURS)
+        style = _style(name, chain.COLOURS.get(name, "#807dba"), _dash(name))
         style["extra"] = name in list(chain.COLOURS)[5:]
         series.append({**style, "x": middle, "y": means[:, 0], **ends})
     return {
