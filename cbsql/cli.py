@@ -42,7 +42,8 @@ Workers = Annotated[
 Ray = Annotated[str, typer.Option(help="Address of a Ray cluster to run on, or auto.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only list the runs, with their hours.")]
 SeedOfTest = Annotated[
-    int | None, typer.Option("--seed", help="Of the games; else the run's and a million more.")
+    int | None,
+    typer.Option("--seed", help="Of the games; else the run's and a million more.", min=0),
 ]
 CheckpointSeconds = Annotated[float, typer.Option(help="Time from one checkpoint to the next.")]
 REQUEUE = 75
@@ -70,7 +71,7 @@ def demo(
     evaluate(out / "cartpole", episodes=20)
     for algorithm in ("dqn", "cbsql"):
         train("MinAtar/Breakout-v1", algorithm, frames="10K", out=out / f"breakout-{algorithm}")
-    view(out / "breakout-cbsql", out=out / "view.html")
+    view(out / "breakout-cbsql", out=out / "view.html", games=20)
     report([out], out=out / "report")
 
 
@@ -340,7 +341,7 @@ def evaluate(
 
     from cbsql.checkpoint import only_process
     from cbsql.experiments import runner
-    from cbsql.experiments.statistics import mean_interval
+    from cbsql.experiments.statistics import LEAST_RUNS, mean_interval
 
     with _input_errors():
         spec, load = _open_run(run)
@@ -363,8 +364,9 @@ def evaluate(
         if kept:
             runner.write_test(run, played)
     scores = np.array([episode.score for episode in played if episode.kind == "game"])
-    shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over {episodes} games"
-    if episodes > 1:
+    shown = f"{spec.game}, {spec.algorithm}: mean {scores.mean():.2f} over "
+    shown += "one game" if episodes == 1 else f"{episodes} games"
+    if episodes >= LEAST_RUNS:
         low, high = mean_interval(scores)
         shown += (
             f", standard deviation {scores.std(ddof=1):.2f}, "
@@ -436,11 +438,12 @@ def view(
     out: Annotated[Path, typer.Option(help="The page to write: FILE.html.")] = Path("view.html"),
     seed: SeedOfTest = None,
     steps: Annotated[int, typer.Option(help="Agent steps to show at most.")] = 2_000,
+    games: Annotated[int, typer.Option(help="Show the best of so many games.", min=1)] = 1,
 ) -> None:
-    """Play one test game and make a page that shows what the agent saw, counted and trusted."""
+    """Play a test game and make a page that shows what the agent saw, counted and trusted."""
     from cbsql.checkpoint import write_file
     from cbsql.experiments.runner import seed_of_test
-    from cbsql.experiments.view import make_view, play
+    from cbsql.experiments.view import make_view, play_best
 
     with _input_errors():
         spec, load = _open_run(run)
@@ -450,7 +453,7 @@ def view(
             raise ValueError(f"--out takes the name of an .html file, not {out}.")
         _make_folder(out.parent).rmdir()
         seed = seed_of_test(spec) if seed is None else seed
-        game = play(spec, load(), seed, steps)
+        game = play_best(spec, load(), seed, steps, games)
     write_file(out, make_view(game).encode())
     console.print(f"Look at [bold]{out}[/bold].")
 

@@ -7,6 +7,7 @@ plugs into any learner that backs up with :func:`cbsql.operators.mellowmax`.
 
 import math
 import warnings
+from numbers import Real
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -208,6 +209,6 @@ def from_config(config: dict[str, Any]) -> Temperature:
 
 
 def _positive(name: str, value: float) -> float:
-    if not 0 < value < math.inf:
+    if not isinstance(value, Real) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a positive number, not {value!r}.")
     return float(value)

@@ -228,7 +228,8 @@ def test_test_games_are_written_with_their_lives(tmp_path):
     ("arguments", "named"),
     [
         ({"algorithm": "ppo"}, "one of dqn, sql, cbsql"),
-        ({"steps": -1}, "must not be negative"),
+        ({"steps": -1}, "steps must not be negative, but is -1"),
+        ({"seed": -2}, "seed must not be negative, but is -2"),
         ({"algorithm": "sql", "beta": -1.0}, "beta must be a positive number"),
         ({"kappa": 0.0}, "kappa must be a positive number"),
         ({"settings": {"policy_kwargs": 3}}, "policy_kwargs takes names and values, not 3"),

@@ -524,7 +524,10 @@ class Broken(gym.Wrapper):
             ),
             "a buffer of cbsql.replay",
         ),
+        (lambda: SQL("MlpPolicy", "CartPole-v1", temperature=Greedy), "takes an object of"),
+        (lambda: SQL("MlpPolicy", "CartPole-v1", beta="hot"), "beta must be a positive number"),
         (lambda: CBSQL("MlpPolicy", "CartPole-v1", kappa=-1.0), "kappa must be a positive"),
+        (lambda: CBSQL("MlpPolicy", "CartPole-v1", beta=3.0), "and no beta: SQL takes one"),
         (lambda: SQL("MlpPolicy", Broken(gym.make("CartPole-v1"))).learn(5), "finite"),
     ],
 )

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from cbsql.cli import app
 from cbsql.counts import CTS
-from cbsql.experiments.runner import make_env, train
+from cbsql.experiments.runner import evaluate, make_env, train
 from cbsql.experiments.spec import RunSpec
-from cbsql.experiments.view import NATS_PER_UNIT, make_view, play
+from cbsql.experiments.view import NATS_PER_UNIT, make_view, play, play_best
 
 SMALL = {"buffer_size": 1000, "learning_starts": 10}
 
@@ -66,6 +66,16 @@ def test_noise_is_not_shown_as_it_is_not_played(tmp_path):
     spec = RunSpec("MinAtar/Breakout-v1", "rainbow-cbsql", steps=60, settings=SMALL)
     game = play(spec, train(spec, tmp_path), seed=5, steps=60)
     assert all(step["action"] == np.argmax(step["q"]) for step in game.steps)
+
+
+def test_the_best_of_several_games_is_shown(tmp_path):
+    spec = RunSpec("CartPole-v1", steps=60, settings=SMALL)
+    model = train(spec, tmp_path)
+    scores = [evaluate(spec, model, 1, seed)[0].score for seed in range(7, 17)]
+    assert len(set(scores)) > 1
+    game = play_best(spec, model, seed=7, steps=500, games=10)
+    assert (game.score, game.seed) == (max(scores), 7 + int(np.argmax(scores)))
+    assert "The best of 10 test games" in make_view(game)
 
 
 def test_surprise_is_that_of_the_density_model(freeway):

@@ -77,6 +77,11 @@ class SQL(SafeDQN):
             raise ValueError(f"Give beta ({beta}) or temperature ({temperature}), not both.")
         if temperature is None:
             temperature = Constant(100.0 if beta is None else beta)
+        if not isinstance(temperature, Temperature):
+            raise ValueError(
+                "temperature takes an object of cbsql.temperature, such as Greedy() or "
+                f"Constant(100.0), not {temperature!r}."
+            )
         self.temperature_config = temperature.config()
         self.temperature = temperature
         self.loss = loss
@@ -394,6 +399,8 @@ class CBSQL(SQL):
     def __init__(
         self, *args: Any, kappa: float = 0.01, counter: Counter | str | None = None, **kwargs: Any
     ) -> None:
+        for name in kwargs.keys() & {"beta", "temperature"}:
+            raise ValueError(f"CBSQL has the temperature kappa n(s) and no {name}: SQL takes one.")
         super().__init__(*args, temperature=CountBased(counter, kappa), **kwargs)
 
 

@@ -57,8 +57,9 @@ class RunSpec:
             raise ValueError(
                 f"algorithm must be one of {', '.join(ALGORITHMS)}, not {self.algorithm!r}."
             )
-        if self.steps < 0 or self.seed < 0:
-            raise ValueError(f"steps ({self.steps}) and seed ({self.seed}) must not be negative.")
+        for name in ("steps", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, but is {getattr(self, name)}.")
         if self.is_atari:
             with suppress(ValueError):  # of a game that is not there; who plays it says so
                 object.__setattr__(self, "game", rom_name(self.game))

@@ -48,6 +48,16 @@ class Game:
     """Grey levels of the symbols."""
     score: float | None = None
     """Of the whole game, if it came to its end."""
+    chosen_from: int = 1
+    """How many games it is the best of."""
+
+
+def play_best(spec: RunSpec, model: SQL, seed: int, steps: int, games: int) -> Game:
+    """Play so many games, each with its own seed, and return the one with the highest score."""
+    played = [play(spec, model, seed + i, steps) for i in range(games)]
+    best = max(played, key=lambda game: -math.inf if game.score is None else game.score)
+    best.chosen_from = games
+    return best
 
 
 def play(spec: RunSpec, model: SQL, seed: int, steps: int) -> Game:

@@ -17,12 +17,13 @@ function format(value) {
   if (!Number.isFinite(value)) return "∞";
   const size = Math.abs(value);
   if (size >= 1e6) return `${+(value / 1e6).toPrecision(3)}M`.replace("-", "−");
+  if (size && size < 1e-3) return (+value.toPrecision(3)).toExponential().replaceAll("-", "−");
   if (size >= 1e4) return `${+(value / 1e3).toPrecision(3)}K`.replace("-", "−");
   return String(+value.toPrecision(3)).replace("-", "−");
 }
 
-function ticks(low, high, about) {
-  const rough = (high - low) / about;
+function ticks(low, high, about, least = 0) {
+  const rough = Math.max((high - low) / about, least);
   const power = 10 ** Math.floor(Math.log10(rough));
   const step = power * [1, 2, 5, 10].find((factor) => factor * power >= rough);
   const found = [];
@@ -44,7 +45,7 @@ function path(points) {
 }
 
 // Draws `options.series`, each with x, y and perhaps low and high, into a container. Others may be
-// `label` (for screen readers), `xName`, `zero` (start the y axis there), `top` (end it there or above), `reference` (a level),
+// `label` (for screen readers), `xName`, `zero` (start the y axis there), `top` (end it there or above), `powers` (y are exponents: go from a whole one to another), `reference` (a level),
 // `pick` (told an x that was clicked) and `formatY`. Returns a function that marks an x.
 function lineChart(container, options) {
   const readout = element("output", { class: "readout" });
@@ -61,10 +62,11 @@ function lineChart(container, options) {
     let [y0, y1] = extent(series.flatMap((one) => [one.y, one.low, one.high]));
     if (options.zero) y0 = Math.min(y0, 0);
     y1 = Math.max(y1, options.reference ?? y1, options.top ?? y1);
+    if (options.powers) [y0, y1] = [Math.floor(y0), Math.ceil(y1)];
     const toX = (x) => margin.left + ((x - x0) / (x1 - x0)) * (width - margin.left - margin.right);
     const toY = (y) => height - margin.bottom - ((y - y0) / (y1 - y0)) * (height - margin.top - margin.bottom);
     const svg = element("svg:svg", { viewBox: `0 0 ${width} ${height}`, tabindex: 0, role: "img", "aria-label": options.label });
-    for (const y of ticks(y0, y1, height / 45)) {
+    for (const y of ticks(y0, y1, height / 45, options.powers ? 1 : 0)) {
       svg.append(
         element("svg:line", { class: "grid", x1: margin.left, x2: width - margin.right, y1: toY(y), y2: toY(y) }),
         element("svg:text", { x: margin.left - 6, y: toY(y) + 4, "text-anchor": "end" }, formatY(y)));

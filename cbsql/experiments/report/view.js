@@ -98,7 +98,7 @@ for (const [id, series] of Object.entries(lines)) {
   const mark = lineChart(find(id).querySelector(".chart"), {
     series: series.map((one) => ({ ...one, x })), label: `${find(id).querySelector("h4").textContent} over the game`,
     xName: "step", pick: (step) => show(step - 1),
-    formatY: id === "beta-line" ? (power) => format(10 ** power) : undefined,
+    ...(id === "beta-line" && { powers: true, formatY: (power) => format(10 ** power) }),
   });
   marks.push((step) => mark(step + 1));
 }
