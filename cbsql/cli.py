@@ -284,13 +284,13 @@ def train(
             return
     with Progress(
         TextColumn("{task.description}"),
-        BarColumn(),
+        BarColumn(bar_width=8),  # in 80 columns the numbers have to fit beside it
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.fields[shown]}"),
         console=console,
     ) as progress:
-        task = progress.add_task(f"{game}, {algorithm}, steps", total=steps, shown="")
+        task = progress.add_task("steps", total=steps, shown="")
         start = time.perf_counter()
         first: list[int] = []
 
