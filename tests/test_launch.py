@@ -116,7 +116,10 @@ def test_other_runs_have_other_names():
         for beta in (100.0, 100.5)
         for kappa in (0.01, 0.1)
         for protocol in ("nature", "machado")
-        for settings in ({}, {"loss": "huber"}, {"policy_kwargs": {}}, {"policy_kwargs": {"a": 1}})
+        for settings in (
+            *({}, {"loss": "huber"}),
+            *({"policy_kwargs": {}}, {"policy_kwargs": {"net_arch": []}}),
+        )
     ]
     assert len({spec.name for spec in specs}) == len(specs) == 512
 
@@ -132,6 +135,11 @@ def test_other_runs_have_other_names():
         ("runs: [{game: pong, algorithm: ppo}]", "run 1: algorithm must be one of dqn, sql"),
         ("runs: [{game: pong, settings: {gama: 1}}]", "not 'gama'; the nearest is 'gamma'"),
         ("runs: [{game: pong, settings: {1: 2, gama: 3}}]", "not 1; the nearest is"),
+        (
+            "runs: [{game: pong, settings: {policy_kwargs: {net_arc: [4]}}}]",
+            "run 1: policy_kwargs take the arguments of the policy, not 'net_arc'",
+        ),
+        ("runs: [{game: pong, protocol: foo}]", "run 1: protocol must be one of nature, machado"),
         ("runs: [{game: pong, seed: []}]", "run 1: the list of seed is empty"),
         ("runs: []", "runs takes a list of runs, not []"),
         ("runs: [{game: pong}]\ntest_games: 0", "test_games takes a positive integer, not 0"),
