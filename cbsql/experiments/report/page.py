@@ -289,7 +289,7 @@ def _styles(algorithms: list[str]) -> dict[str, dict[str, Any]]:
     spare = ((colour, dash) for dash in _SPARE_DASHES for colour in curves.OTHER_COLOURS)
     styles: dict[str, dict[str, Any]] = {}
     for name in algorithms:
-        # A group has algorithms with Rainbow or without it, or few enough of both.
+        # DQN and Rainbow look the same, and so on: the second of two in a group gets another look.
         colour, dash = curves.COLOURS.get(name, ""), _dash(name)
         if not colour or any((s["colour"], s["dash"]) == (colour, dash) for s in styles.values()):
             colour, dash = next(spare)
@@ -342,7 +342,7 @@ def _chain(one: Chain) -> dict[str, Any]:
         means = rows[: points * EPISODES_PER_POINT].reshape(points, EPISODES_PER_POINT, 3).mean(1)
         middle = EPISODES_PER_POINT * (np.arange(points) + 0.5) + 0.5
         ends = _band(means[:, 1:].T)
-        style = _style(name, chain.COLOURS.get(name, "#807dba"), _dash(name))
+        style = _style(name, chain.COLOURS.get(name, curves.OTHER_COLOURS[0]), _dash(name))
         style["extra"] = name in list(chain.COLOURS)[5:]
         series.append({**style, "x": middle, "y": means[:, 0], **ends})
     return {
